@@ -1,0 +1,7 @@
+"""Entry point of ``python -m swapmoe``."""
+
+import sys
+
+from swapmoe.cli import main
+
+sys.exit(main())
