@@ -1,0 +1,310 @@
+"""The generated models: what is in them, that they are deterministic, and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, quants
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swapmoe import model_pack as pack
+from swapmoe import models
+from swapmoe.errors import ModelError, UsageError
+from swapmoe.model_spec import ARCHITECTURES, PRESETS, Tensor, check, tensors, total_bytes
+from swapmoe.model_vocab import MIN_VOCAB, build_vocabulary
+from swapmoe.models import ensure_model, shard_paths, write_model
+from tests.support.models import make_tiny, read_slice, tiny_spec
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_model.py"
+
+
+def field(reader: GGUFReader, key: str) -> object:
+    return reader.fields[key].contents()
+
+
+@pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3moe", "tiny-dense"])
+def test_file_holds_the_tensors_of_the_spec(tmp_path: Path, preset: str) -> None:
+    spec = PRESETS[preset]
+    reader = GGUFReader(make_tiny(tmp_path, preset))
+    found = [
+        (t.name, tuple(reversed(t.shape.tolist())), t.tensor_type.name) for t in reader.tensors
+    ]
+    assert found == [(t.name, t.shape, t.type) for t in tensors(spec)]
+    assert field(reader, "general.architecture") == spec.arch
+    assert len(field(reader, "tokenizer.ggml.tokens")) == spec.vocab  # type: ignore[arg-type]
+
+
+def test_tiny_has_24_slices() -> None:
+    assert PRESETS["tiny"].slices == 24
+
+
+def test_big_preset_has_the_measured_shape() -> None:
+    spec = PRESETS["qwen3-30b-layers"]
+    assert (spec.slices, spec.slice_bytes) == (9216, 884_736)
+    assert total_bytes(spec) == pytest.approx(8.6e9, rel=0.01)
+
+
+def test_equal_specs_give_equal_files_and_other_seeds_do_not(tmp_path: Path) -> None:
+    paths = [make_tiny(tmp_path / name, seed=seed) for name, seed in made(tmp_path, a=1, b=1, c=2)]
+    first, second, other = (path.read_bytes() for path in paths)
+    assert first == second
+    assert first != other
+    assert len(first) == len(other)
+
+
+def made(tmp_path: Path, **seeds: int) -> list[tuple[str, int]]:
+    for name in seeds:
+        (tmp_path / name).mkdir()
+    return list(seeds.items())
+
+
+@pytest.mark.parametrize("type_name", pack.TENSOR_TYPES)
+def test_every_slice_is_different(tmp_path: Path, type_name: str) -> None:
+    spec = tiny_spec(type=type_name, dense_type="F32", embd=256, ffn=256, heads=16)
+    path = write_model(spec, tmp_path / "m.gguf")[0]
+    slices = {
+        read_slice(path, tensor.name, expert)
+        for tensor in tensors(spec)
+        if "_exps" in tensor.name
+        for expert in range(spec.experts)
+    }
+    assert len(slices) == spec.slices
+
+
+@pytest.mark.parametrize("type_name", pack.TENSOR_TYPES)
+def test_values_have_the_wanted_spread(type_name: str) -> None:
+    data = pack.random_tensor(1, "t", 0, type_name, 256 * 512, 0.125)
+    if type_name in pack.FLOAT_TYPES:
+        values = data.view("<f4" if type_name == "F32" else "<f2").astype(np.float32)
+    else:
+        values = quants.dequantize(data, GGMLQuantizationType[type_name])
+    assert np.isfinite(values).all()
+    assert values.std() == pytest.approx(0.125, rel=0.05)
+    assert abs(values.mean()) < 0.125 * 0.02
+
+
+def test_bytes_are_those_of_earlier_versions() -> None:
+    """Measurements quote these models: their bytes may not change unnoticed."""
+    data = pack.random_bytes(1, "blk.0.ffn_up_exps.weight", 3, 9)
+    assert data.tobytes().hex() == "ed1b427c17e206edaa"
+
+
+@pytest.mark.parametrize(("locality", "cosine"), [(0.0, 0.0), (0.5, 0.5), (0.9, 0.9)])
+def test_locality_is_the_cosine_of_two_embeddings(
+    tmp_path: Path, locality: float, cosine: float
+) -> None:
+    spec = tiny_spec(
+        embd=1024, heads=8, head_dim=128, kv_heads=8, locality=locality, embd_type="F32"
+    )
+    path = write_model(spec, tmp_path / "m.gguf")[0]
+    rows = next(t.data for t in GGUFReader(path).tensors if t.name == "token_embd.weight")
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+    assert cosines.mean() == pytest.approx(cosine, abs=0.03)
+    assert rows.std() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_shards_hold_the_same_tensors_as_one_file(tmp_path: Path, shards: int) -> None:
+    whole = GGUFReader(make_tiny(tmp_path))
+    make_tiny(tmp_path, shards=shards)
+    parts = [GGUFReader(p) for p in sorted(tmp_path.glob(f"*-of-{shards:05}.gguf"))]
+    assert len(parts) == shards
+    assert all(part.tensors for part in parts)
+    joined = {t.name: t.data.tobytes() for part in parts for t in part.tensors}
+    assert joined == {t.name: t.data.tobytes() for t in whole.tensors}
+    assert [field(part, "split.no") for part in parts] == list(range(shards))
+    assert {field(part, "split.count") for part in parts} == {shards}
+    assert {field(part, "split.tensors.count") for part in parts} == {len(whole.tensors)}
+    assert "tokenizer.ggml.tokens" not in parts[1].fields
+
+
+@given(
+    sizes=st.lists(st.integers(1, 10_000), min_size=1, max_size=40),
+    data=st.data(),
+)
+def test_no_shard_is_empty_and_order_is_kept(sizes: list[int], data: st.DataObject) -> None:
+    items = [Tensor(str(i), "", (size,), "F32") for i, size in enumerate(sizes)]
+    parts = models._split(items, shards := data.draw(st.integers(1, len(items))))
+    assert len(parts) == shards
+    assert all(parts)
+    assert [tensor for part in parts for tensor in part] == items
+
+
+def test_shard_names() -> None:
+    assert [p.name for p in shard_paths(Path("x/model.gguf"), 2)] == [
+        "model-00001-of-00002.gguf",
+        "model-00002-of-00002.gguf",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"used": 5}, "used (5) is more than experts (4)"),
+        ({"ffn": 48}, "row of 48 is not a multiple of 32 (Q4_0)"),
+        ({"type": "Q4_K"}, "row of 64 is not a multiple of 256 (Q4_K)"),
+        ({"head_dim": 32}, "heads * head_dim = embd"),
+        ({"kv_heads": 3}, "not a multiple of kv_heads"),
+        ({"kv_heads": 0}, "kv_heads must be positive"),
+        ({"layers": 0}, "layers must be positive"),
+        ({"vocab": MIN_VOCAB - 1}, "vocab"),
+        ({"locality": 1.0}, "locality must be in [0, 1)"),
+        ({"locality": float("nan")}, "locality must be in [0, 1)"),
+        ({"arch": "gpt2"}, "arch gpt2"),
+        ({"type": "Q9"}, "type Q9"),
+        ({"embd_type": "Q4_K"}, "embd_type Q4_K"),
+    ],
+)
+def test_bad_shapes_are_refused_before_writing(
+    tmp_path: Path, changes: dict[str, object], named: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        write_model(tiny_spec(**changes), tmp_path / "m.gguf")
+    assert named in "\n".join(caught.value.evidence)
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_shards_than_tensors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="99 shards"):
+        write_model(PRESETS["tiny"], tmp_path / "m.gguf", shards=99)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    arch=st.sampled_from(sorted(ARCHITECTURES)),
+    layers=st.integers(1, 3),
+    heads=st.sampled_from([1, 2, 4]),
+    experts=st.integers(1, 5),
+    type_name=st.sampled_from(["Q4_0", "Q8_0", "F16"]),
+)
+def test_any_good_shape_is_written_in_full(
+    tmp_path_factory: pytest.TempPathFactory,
+    arch: str,
+    layers: int,
+    heads: int,
+    experts: int,
+    type_name: str,
+) -> None:
+    spec = tiny_spec(
+        arch=arch,
+        layers=layers,
+        embd=32 * heads,
+        heads=heads,
+        kv_heads=1,
+        head_dim=32,
+        experts=experts,
+        used=1,
+        type=type_name,
+    )
+    check(spec)
+    done: list[int] = []
+    folder = tmp_path_factory.mktemp("m")
+    path = write_model(spec, folder / "m.gguf", progress=done.append)[0]
+    assert done[-1] == total_bytes(spec)
+    assert sum(t.n_bytes for t in GGUFReader(path).tensors) == total_bytes(spec)
+    assert [p.name for p in folder.iterdir()] == ["m.gguf"]
+
+
+def test_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"mine")
+    with pytest.raises(ModelError, match="exists already"):
+        write_model(PRESETS["tiny"], path)
+    assert path.read_bytes() == b"mine"
+    write_model(PRESETS["tiny"], path, force=True)
+    assert path.read_bytes()[:4] == b"GGUF"
+
+
+def test_too_little_space_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=1000))
+    with pytest.raises(ModelError, match="not enough free disk space"):
+        write_model(PRESETS["tiny"], tmp_path / "m.gguf")
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="is not a folder"):
+        write_model(PRESETS["tiny"], tmp_path / "no" / "m.gguf")
+
+
+@pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_broken_write_leaves_nothing(tmp_path: Path, failure: BaseException) -> None:
+    def fail(done: int) -> None:
+        if done > 10_000:
+            raise failure
+
+    expected = ModelError if isinstance(failure, OSError) else KeyboardInterrupt
+    with pytest.raises(expected):
+        write_model(PRESETS["tiny"], tmp_path / "m.gguf", shards=3, progress=fail)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ensure_model_writes_once(tmp_path: Path) -> None:
+    calls: list[int] = []
+    first = ensure_model(PRESETS["tiny"], tmp_path / "new", "tiny", progress=calls.append)
+    count = len(calls)
+    assert count
+    assert ensure_model(PRESETS["tiny"], tmp_path / "new", "tiny", progress=calls.append) == first
+    assert len(calls) == count
+
+
+@given(st.integers(MIN_VOCAB, 5000))
+@settings(max_examples=20, deadline=None)
+def test_vocabulary_has_distinct_tokens(size: int) -> None:
+    vocabulary = build_vocabulary(size)
+    assert len(set(vocabulary.tokens)) == size
+    assert len(vocabulary.types) == len(vocabulary.speakable) == size
+    assert vocabulary.tokens[vocabulary.eos] == "<|endoftext|>"
+    assert not vocabulary.speakable[0x1B]
+
+
+def run_script(*argv: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, str(SCRIPT), *argv], capture_output=True, text=True)
+
+
+def test_script_prints_the_files(tmp_path: Path) -> None:
+    done = run_script("--experts", "8", "--shards", "2", "-o", str(tmp_path / "m.gguf"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(p) for p in shard_paths(tmp_path / "m.gguf", 2)]
+    assert "48 expert slices" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--used", "9", "-o", "{}/m.gguf"], 2, "used (9) is more than experts (4)"),
+        (["--type", "Q9", "-o", "{}/m.gguf"], 2, "Q9"),
+        (["-o", "{}/none/m.gguf"], 9, "is not a folder"),
+        ([], 2, "--output"),
+    ],
+)
+def test_script_exit_codes(tmp_path: Path, argv: list[str], code: int, said: str) -> None:
+    done = run_script(*[word.format(tmp_path) for word in argv])
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+MEASURE_WRITE = """
+import resource, sys
+from pathlib import Path
+from tests.support.models import tiny_spec
+from swapmoe.models import write_model
+spec = tiny_spec(embd=1024, heads=64, ffn=1024, experts=128, layers=2)
+path = write_model(spec, Path(sys.argv[1]))[0]
+print(path.stat().st_size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", MEASURE_WRITE, str(tmp_path / "m.gguf")]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=root, check=True)
+    size, peak = map(int, done.stdout.split())
+    assert size > 400e6
+    assert peak < 200e6
