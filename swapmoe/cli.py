@@ -12,6 +12,7 @@ from types import FrameType
 import click
 
 from swapmoe import __version__
+from swapmoe.cli_patch import patch
 from swapmoe.errors import SwapmoeError
 
 
@@ -19,6 +20,27 @@ from swapmoe.errors import SwapmoeError
 @click.version_option(__version__, prog_name="swapmoe")
 def cli() -> None:
     """Run Mixture-of-Experts models larger than RAM with a patched llama.cpp."""
+
+
+cli.add_command(patch)
+
+
+@cli.command()
+@click.option(
+    "--source",
+    default="auto",
+    metavar="auto|git|archive|PATH",
+    help="Where llama.cpp comes from; PATH is a clone, a folder or an archive.",
+)
+@click.option("--pin", metavar="TAG", help="Pin to fetch (default: patches/PIN).")
+@click.option("--force", is_flag=True, help="Make a damaged checkout anew.")
+def fetch(source: str, pin: str | None, force: bool) -> None:
+    """Get llama.cpp at the pin, proven to be that commit's files."""
+    from swapmoe import console, pins, upstream
+
+    chosen = pins.load(pin)
+    path = upstream.ensure_source(chosen, source, force=force)
+    console.out().print(f"llama.cpp {chosen.tag}: {path}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
