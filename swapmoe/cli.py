@@ -12,6 +12,7 @@ from types import FrameType
 import click
 
 from swapmoe import __version__
+from swapmoe.cli_launch import build, config, demo, run
 from swapmoe.cli_patch import patch
 from swapmoe.errors import SwapmoeError
 
@@ -22,7 +23,8 @@ def cli() -> None:
     """Run Mixture-of-Experts models larger than RAM with a patched llama.cpp."""
 
 
-cli.add_command(patch)
+for _command in (build, config, demo, patch, run):
+    cli.add_command(_command)
 
 
 @cli.command()

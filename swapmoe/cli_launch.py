@@ -1,0 +1,196 @@
+"""``swapmoe build``, ``run``, ``demo`` and ``config``: thin commands over build, launch and demo."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from swapmoe.build import BuildOptions
+    from swapmoe.config import Loaded, Settings
+
+_pin = click.option("--pin", metavar="TAG", help="Pin to use (default: patches/PIN).")
+_config = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Configuration file instead of the user's and ./swapmoe.toml.",
+)
+_source = click.option(
+    "--source",
+    metavar="auto|git|archive|PATH",
+    help="Where llama.cpp comes from when it is not there yet.",
+)
+_jobs = click.option(
+    "--jobs", type=click.IntRange(min=1), help="Parallel compilers (default: as memory allows)."
+)
+_portable = click.option(
+    "--portable/--native",
+    default=None,
+    help="For any CPU of this architecture, or for this very one (default).",
+)
+_io = click.option(
+    "--io", type=click.Choice(["auto", "mmap", "fault"]), help="How routed experts are read."
+)
+_threads = click.option("--threads", type=click.IntRange(min=1), help="Compute threads.")
+_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+
+
+def _load(config_file: Path | None, flags: dict[str, Any]) -> "Loaded":
+    from swapmoe import config
+
+    return config.load(flags, config_file=config_file)
+
+
+def _build_options(settings: "Settings", **more: Any) -> "BuildOptions":
+    from swapmoe.build import BuildOptions
+
+    return BuildOptions(jobs=settings.build.jobs, portable=settings.build.portable, **more)
+
+
+@click.command()
+@_pin
+@_config
+@_source
+@_jobs
+@_portable
+@click.option("--with-ui", is_flag=True, help="Build the server's web UI (may need the network).")
+@click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this CMake target.")
+@click.option("--tests", is_flag=True, help="The C++ unit tests of the overlay too.")
+@click.option("--debug", is_flag=True, help="With debug information.")
+@click.option("--sanitize", type=click.Choice(["thread", "address"]), help="With this sanitizer.")
+@click.option("--force", is_flag=True, help="Skip the compiler check and build although done.")
+def build(
+    pin: str | None,
+    config_file: Path | None,
+    source: str | None,
+    jobs: int | None,
+    portable: bool | None,
+    targets: tuple[str, ...],
+    **more: Any,
+) -> None:
+    """Compile the patched llama.cpp; does nothing when nothing changed."""
+    from swapmoe import build as builder
+    from swapmoe import console, pins
+
+    flags = {"pin": pin, "source": source, "build.jobs": jobs, "build.portable": portable}
+    settings = _load(config_file, flags).settings
+    options = _build_options(settings, targets=targets, **more)
+    receipt = builder.ensure_built(pins.load(settings.pin), options, settings.source)
+    console.out().print(str(receipt.bin_dir))
+
+
+@click.command()
+@click.option("-m", "--model", required=True, metavar="FILE", help="GGUF file; any shard will do.")
+@click.option("-p", "--prompt", help="Text to answer; the program ends after the answer.")
+@click.option("--chat", is_flag=True, help="Talk on this terminal instead of -p.")
+@click.option("-n", "--n-predict", type=click.IntRange(min=-1), help="Most tokens to generate.")
+@_io
+@click.option("--ctx", type=click.IntRange(min=0), help="Context in tokens; 0 = the model's own.")
+@_threads
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Sampling seed.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the engine's log and statistics.")
+@click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+@_json
+@_pin
+@_config
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA-CLI ARGUMENTS]")
+def run(
+    model: str,
+    prompt: str | None,
+    chat: bool,
+    verbose: bool,
+    dry_run: bool,
+    as_json: bool,
+    pin: str | None,
+    config_file: Path | None,
+    extra: tuple[str, ...],
+    **settings: Any,
+) -> int:
+    """Answer a prompt with llama-cli, streaming routed experts from disk."""
+    from swapmoe import console, launch, pins
+    from swapmoe.errors import UsageError
+
+    if not model:
+        raise UsageError("the model path is empty", hint="swapmoe run -m MODEL.gguf -p TEXT")
+    if chat == (prompt is not None):
+        raise UsageError("give either -p TEXT or --chat", hint="swapmoe run --help")
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run", hint="add --dry-run")
+    flags = {f"run.{name}": value for name, value in settings.items()}
+    loaded = _load(config_file, {"pin": pin, **flags}).settings
+    request = launch.Request(Path(model), prompt, loaded.run, extra, verbose)
+    plan = launch.prepare(request, pins.load(loaded.pin))
+    if as_json:
+        console.emit_json(plan.to_json())
+        return 0
+    if dry_run:
+        for line in launch.describe(plan):
+            console.say(line)
+        click.echo(plan.command)
+        return 0
+    launch.require_terminal_for_chat(prompt)
+    return launch.execute(plan)
+
+
+@click.command()
+@_pin
+@_config
+@_source
+@_jobs
+@_portable
+@_io
+@_threads
+@_json
+def demo(
+    pin: str | None,
+    config_file: Path | None,
+    source: str | None,
+    jobs: int | None,
+    portable: bool | None,
+    io: str | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Fetch, patch, build, generate a small model, run it, and show what happened."""
+    from swapmoe import console, pins
+    from swapmoe import demo as demonstration
+
+    flags = {"pin": pin, "source": source, "build.jobs": jobs, "build.portable": portable}
+    settings = _load(config_file, {**flags, "run.io": io, "run.threads": threads}).settings
+    options = _build_options(settings)
+    result = demonstration.demo(pins.load(settings.pin), options, settings.run, settings.source)
+    if as_json:
+        console.emit_json(result.to_json())
+        return
+    for line in demonstration.describe(result):
+        console.out().print(line)
+
+
+@click.group()
+def config() -> None:
+    """Look at the settings."""
+
+
+@config.command()
+@_config
+@_json
+def show(config_file: Path | None, as_json: bool) -> None:
+    """Every setting, its value and where the value comes from."""
+    from swapmoe import config as settings
+    from swapmoe import console
+
+    rows = settings.rows(_load(config_file, {}))
+    if as_json:
+        console.emit_json(
+            {name: {"value": value, "origin": origin} for name, value, origin in rows}
+        )
+        return
+    for name, value, origin in rows:
+        console.out().print(f"{name} = {_shown(value)}   [{origin}]")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "(unset)"
+    return str(value).lower() if isinstance(value, bool) else str(value)
