@@ -6,7 +6,7 @@ from pathlib import Path
 
 from swapmoe import compose, console, paths, pins, series, tree, upstream
 from swapmoe.errors import ApplyError, SeriesError, UpstreamError
-from swapmoe.gitrepo import GitFailed, GitRepo, open_checkout
+from swapmoe.gitrepo import GitRepo, open_checkout
 from swapmoe.pins import Manifest, Pin
 from swapmoe.tree import PATCHED_REF, TreeStatus
 
@@ -69,7 +69,7 @@ def apply(pin: Pin, repo: GitRepo, *, own: bool = False, force: bool = False) ->
         _check_tree(pin, scratch, compose.compose(scratch, base, found))
     with repo.scratch(keep_objects=True) as scratch:
         done = compose.compose(scratch, base, found)
-    _move(repo, done.commit, own=own)
+    _move(pin, repo, done.commit, own=own)
     return status
 
 
@@ -149,16 +149,20 @@ def export(pin: Pin, repo: GitRepo, base: str) -> bytes:
     return head.encode() + diff.out
 
 
-def _move(repo: GitRepo, commit: str, *, own: bool) -> None:
-    before = repo.rev("HEAD")
+def _move(pin: Pin, repo: GitRepo, commit: str, *, own: bool) -> None:
+    """Bring ``commit`` into the work tree, known to be clean; a failure is taken back."""
+    before = repo.rev("HEAD") or "HEAD"
     try:
         if own:
             repo.run("checkout", "--quiet", "--detach", commit)
             repo.run("update-ref", PATCHED_REF, commit)
         else:
             repo.run("merge", "--quiet", "--ff-only", commit)
-    except (GitFailed, KeyboardInterrupt):
-        repo.run("reset", "--quiet", "--hard", before or "HEAD", check=False)
+    except BaseException:
+        repo.run("reset", "--quiet", "--hard", before, check=False)
+        new = [file.path for file in pin.manifest.file if file.before is None]
+        if new:
+            repo.run("clean", "--quiet", "--force", "-x", "--", *new, check=False)
         raise
 
 

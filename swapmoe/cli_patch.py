@@ -35,15 +35,16 @@ def patch() -> None:
 @_json
 def status(pin: str | None, tree: Path | None, as_json: bool) -> None:
     """Say whether a checkout is clean, applied, partial, in conflict or outdated."""
-    from swapmoe import console, pins
+    from swapmoe import compose, console, pins, series
     from swapmoe.tree import inspect
 
     chosen = pins.load(pin)
     repo = _checkout(chosen, tree)
     found = inspect(chosen, repo)
+    drift = compose.folder_drift(chosen.manifest, series.read(chosen.series_dir))
     if as_json:
         facts = {"pin": chosen.tag, "path": str(repo.path), "state": found.state}
-        detail = {"files": dict(found.files), "problems": list(found.problems)}
+        detail = {"files": dict(found.files), "problems": list(found.problems), "drift": drift}
         console.emit_json({**facts, "head": found.head, "base": found.base, **detail})
         return
     console.out().print(f"{found.state}: {repo.path}")
@@ -52,6 +53,8 @@ def status(pin: str | None, tree: Path | None, as_json: bool) -> None:
             console.out().print(f"  {path}: {state}")
     for problem in found.problems:
         console.out().print(f"  {problem}")
+    for line in drift:
+        console.note(f"not as in the manifest: {line}")
 
 
 @patch.command()

@@ -233,9 +233,9 @@ def _check_manifest(whole: Series, repo: GitRepo | None, base: str | None) -> It
     for file in whole.overlay:
         if file.path in known:
             yield Finding("P112", f"overlay/{file.path}", "exists upstream")
-    for line in compose.folder_drift(recorded, whole):
-        yield Finding("P108", pins.MANIFEST, line)
-    if repo is None or base is None:
+    drift = compose.folder_drift(recorded, whole)
+    yield from (Finding("P108", pins.MANIFEST, line) for line in drift)
+    if drift or repo is None or base is None:
         return
     try:
         with repo.scratch() as scratch:
