@@ -158,11 +158,10 @@ def _check_hooks(patch: Patch) -> Iterator[Finding]:
 
 def _mentions(change: FileChange, function: str) -> bool:
     last = function.rsplit("::", 1)[-1]
-    for hunk in change.hunks:
-        for text in (hunk.function, *hunk.context):
-            if function in text or re.search(rf"(?<!\w){re.escape(last)}(?!\w)", text):
-                return True
-    return False
+    word = re.compile(rf"(?<!\w){re.escape(last)}(?!\w)")
+    return any(
+        word.search(text) for hunk in change.hunks for text in (hunk.function, *hunk.context)
+    )
 
 
 def _check_change(change: FileChange) -> Iterator[tuple[str, str]]:

@@ -76,11 +76,39 @@ Upstream-Status: Inappropriate [streaming is not wanted upstream]
 
 # area, what, file, text to insert after, inserted text, hooked function
 EDITS = (
-    ("build", "add-sources", "src/CMakeLists.txt", "    graph.cpp\n", "    llama-expert.cpp\n", "add_library(llama"),
-    ("loader", "skip-experts", "src/loader.cpp", "loader::reopen(const char * path) {\n    check(path);\n", "    llama_expert_skip(path);\n", "loader::reopen"),
-    ("loader", "free-state", "src/loader.cpp", "    release();\n", "    llama_expert_free();\n", "loader::close"),
-    ("graph", "observe-top-k", "src/graph.cpp", "    tensor * ids = top_k(logits);\n", "    ids = llama_expert_observe(ctx, ids);\n", "build_moe"),
-)  # fmt: skip
+    (
+        "build",
+        "add-sources",
+        "src/CMakeLists.txt",
+        "    graph.cpp\n",
+        "    llama-expert.cpp\n",
+        "add_library(llama",
+    ),
+    (
+        "loader",
+        "skip-experts",
+        "src/loader.cpp",
+        "loader::reopen(const char * path) {\n    check(path);\n",
+        "    llama_expert_skip(path);\n",
+        "loader::reopen",
+    ),
+    (
+        "loader",
+        "free-state",
+        "src/loader.cpp",
+        "    release();\n",
+        "    llama_expert_free();\n",
+        "loader::close",
+    ),
+    (
+        "graph",
+        "observe-top-k",
+        "src/graph.cpp",
+        "    tensor * ids = top_k(logits);\n",
+        "    ids = llama_expert_observe(ctx, ids);\n",
+        "build_moe",
+    ),
+)
 
 
 @dataclass(frozen=True)
