@@ -1,4 +1,4 @@
-"""``swapmoe build``, ``run``, ``demo`` and ``config``: thin commands over build, launch and demo."""
+"""``swapmoe build``, ``run``, ``demo`` and ``config``: thin commands, no logic."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

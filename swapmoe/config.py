@@ -20,7 +20,10 @@ from swapmoe.errors import ConfigError
 
 LOCAL_FILE = "swapmoe.toml"
 ENV_PREFIX = "SWAPMOE_"
-ENV_OTHER = ("SWAPMOE_CACHE_DIR", "SWAPMOE_CONFIG", "SWAPMOE_PATCHES_DIR", "SWAPMOE_UPSTREAM")
+ENV_OTHER = tuple(
+    f"{ENV_PREFIX}{name}"
+    for name in ("CACHE_DIR", "CONFIG", "PATCHES_DIR", "UPSTREAM", "PATCHED_BIN", "BASE_BIN")
+)
 """Variables other parts read; they are not settings."""
 
 _ON = ("1", "true", "on", "yes")
@@ -240,9 +243,12 @@ def _read_env(env: Mapping[str, str], problems: list[str]) -> _Source:
         if not variable.startswith(ENV_PREFIX) or variable in ENV_OTHER:
             continue
         if variable not in variables:
-            near = difflib.get_close_matches(variable, [*variables, *ENV_OTHER], n=1, cutoff=0.8)
+            known = [name.removeprefix(ENV_PREFIX) for name in variables]
+            near = difflib.get_close_matches(
+                variable.removeprefix(ENV_PREFIX), known, n=1, cutoff=0.7
+            )
             if near or variable.startswith(("SWAPMOE_BUILD_", "SWAPMOE_RUN_")):
-                guess = f"; did you mean {near[0]}?" if near else ""
+                guess = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
                 problems.append(f"environment variable {variable} is unknown{guess}")
             else:
                 note(f"environment variable {variable} has no meaning for swapmoe")
