@@ -135,6 +135,8 @@ def read_header(path: Path) -> Header:
                 f"{path} is a folder, not a model file",
                 hint="name the .gguf file (for a split model, any of its shards)",
             )
+        if path.exists() and not path.is_file():
+            raise ModelError(f"{path} is not a regular file", hint="name the .gguf file")
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
             stream.seek(0)

@@ -1,0 +1,216 @@
+"""`swapmoe run` against a fake llama-cli: what is checked first, started, and handed on."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from swapmoe import pins, receipts
+from swapmoe.build import BuildOptions, ensure_built
+from swapmoe.cli import main
+from swapmoe.receipts import Receipt
+from tests.support.building import Workshop, make_pin
+from tests.support.headers import MOE, ROWS, gguf, write, write_shards
+from tests.support.models import make_tiny
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    made = Workshop(tmp_path, monkeypatch)
+    made.cpu("avx2")
+    monkeypatch.setattr(pins, "load", lambda _name=None: made.pin)
+    monkeypatch.chdir(made.root)
+    return made
+
+
+@pytest.fixture
+def built(shop: Workshop) -> Receipt:
+    receipt = ensure_built(shop.pin, BuildOptions())
+    shop.tools.forget_calls()
+    return receipt
+
+
+@pytest.fixture
+def model(shop: Workshop) -> Path:
+    return write(shop.root / "it's [a] model.gguf", gguf(MOE, ROWS))
+
+
+def test_runs_and_mirrors(
+    shop: Workshop, built: Receipt, model: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    shop.tools.set(says="text\r\n\x1b[0m\x00ü", complains="line [1]\rline 2", exit=3)
+    assert main(["run", "-m", str(model), "-p", "hi", "-n", "4", "--", "--temp", "0"]) == 3
+    out, err = capfdbinary.readouterr()
+    assert out == "text\r\n\x1b[0m\x00ü".encode()
+    assert err == b"line [1]\rline 2"
+    call = shop.tools.calls("llama-cli")[-1]
+    assert call[:4] == ["--model", str(model), "--prompt", "hi"]
+    assert call[-2:] == ["--temp", "0"]
+    assert "--single-turn" in call
+    assert shop.tools.seen()["stdin"] == ""
+
+
+def test_never_from_path(shop: Workshop, model: Path) -> None:
+    fake = shop.tools.folder / "llama-cli"
+    fake.write_text("#!/bin/sh\nexit 0\n")
+    fake.chmod(0o755)
+    assert main(["run", "-m", str(model), "-p", "hi"]) == 10
+
+
+def test_dry_run_prints_a_command_to_paste(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_MLOCK", "1")
+    prompt = 'a "b" $c; d\nü'
+    assert main(["run", "-m", str(model), "-p", prompt, "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    words = shlex.split(out)
+    assert words[:4] == ["env", "-u", "LLAMA_ARG_MLOCK", str(built.program("llama-cli"))]
+    assert words[4:8] == ["--model", str(model), "--prompt", prompt]
+    assert "24 routed slices" in err
+    assert all(call == ["--help"] for call in shop.tools.calls("llama-cli"))
+    script = shop.root / "paste"
+    script.write_text(f"#!/bin/sh\n{out}", encoding="utf-8")
+    script.chmod(0o755)
+    assert subprocess.run([script], capture_output=True, check=True).stdout == b"hello\n"
+    assert "LLAMA_ARG_MLOCK" not in shop.tools.seen()["env"]
+
+
+def test_dry_run_json(built: Receipt, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-m", str(model), "-p", "hi", "--dry-run", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["argv"][0] == str(built.program("llama-cli"))
+    assert data["model"]["routed_slices"] == 24
+    assert data["version"] == "version: 10235 (221f0f635)"
+
+
+def test_contradicting_variables_are_removed_and_said_once(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_NO_MMAP", "1")
+    monkeypatch.setenv("LLAMA_ARG_TOP_K", "1")
+    assert main(["run", "-m", str(model), "-p", "hi"]) == 0
+    assert capfd.readouterr().err.count("LLAMA_ARG_NO_MMAP") == 1
+    assert shop.tools.seen()["env"] == {"LLAMA_ARG_TOP_K": "1"}
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSEGV"])
+def test_a_signal_becomes_an_exit_code(
+    shop: Workshop, built: Receipt, model: Path, how: str
+) -> None:
+    shop.tools.set(exit=how)
+    expected = 128 + getattr(signal, how)
+    assert main(["run", "-m", str(model), "-p", "hi"]) == expected
+
+
+def test_illegal_instruction_is_explained(
+    shop: Workshop, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shop.tools.set(exit="SIGILL")
+    shop.cpu("sse2")
+    assert main(["run", "-m", str(model), "-p", "hi"]) == 132
+    err = capfd.readouterr().err
+    assert "made for a CPU with avx2, which this one lacks" in err
+    assert "SIGILL" in err
+    assert "swapmoe build --portable" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_reaches_the_child(
+    shop: Workshop, built: Receipt, model: Path, number: signal.Signals
+) -> None:
+    shop.tools.set(forever=True)
+    script = (
+        "import sys; from swapmoe import launch, pins; from pathlib import Path;"
+        "from swapmoe.config import RunSettings; from tests.support.building import make_pin;"
+        f"pin = make_pin(Path('.'), {shop.tree_id!r});"
+        f"plan = launch.prepare(launch.Request(Path({str(model)!r}), 'hi', RunSettings()), pin);"
+        "sys.exit(launch.execute(plan))"
+    )
+    own = shop.root / "wrapper.py"
+    own.write_text(script)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    wrapper = subprocess.Popen([sys.executable, own], env=env, stdout=subprocess.PIPE)
+    assert wrapper.stdout is not None
+    with wrapper.stdout:
+        assert wrapper.stdout.readline() == b"hello\n"
+        wrapper.send_signal(number)
+        assert wrapper.wait(20) == 128 + number
+        assert wrapper.stdout.read() == b""  # the child is gone too: nobody holds the pipe
+
+
+class TestRefusedBeforeTheStart:
+    def check(self, shop: Workshop, argv: list[str], code: int) -> None:
+        assert main(["run", *argv]) == code
+        assert [call for call in shop.tools.calls("llama-cli") if call != ["--help"]] == []
+
+    def test_models(self, shop: Workshop, built: Receipt, model: Path) -> None:
+        cut = write(shop.root / "cut.gguf", model.read_bytes()[:-1024])
+        html = write(shop.root / "page.gguf", b"<!DOCTYPE html>")
+        dense = make_tiny(shop.root, "tiny-dense")
+        for path in (cut, html, dense, shop.root, shop.root / "none.gguf"):
+            self.check(shop, ["-m", str(path), "-p", "hi"], 9)
+
+    @pytest.mark.parametrize(
+        "prompt", ["", "\n", "/exit", "/clear now", "/read x", "/regen", "a\0b"]
+    )
+    def test_prompts_that_would_never_end(
+        self, shop: Workshop, built: Receipt, model: Path, prompt: str
+    ) -> None:
+        self.check(shop, ["-m", str(model), "-p", prompt], 2)
+
+    def test_command_lines(self, shop: Workshop, built: Receipt, model: Path) -> None:
+        path = str(model)
+        for argv in (
+            ["-p", "hi"],
+            ["-m", "", "-p", "hi"],
+            ["-m", path],
+            ["-m", path, "-p", "hi", "--chat"],
+            ["-m", path, "--chat"],
+            ["-m", path, "-p", "hi", "--json"],
+            ["-m", path, "-p", "hi", "--io", "direct"],
+            ["-m", path, "-p", "hi", "-n", "-5"],
+            ["-m", path, "-p", "hi", "--", "--mmap"],
+            ["-m", path, "-p", "hi", "--", "--load-mode=none"],
+        ):
+            self.check(shop, argv, 2)
+
+    def test_builds(self, shop: Workshop, built: Receipt, model: Path) -> None:
+        argv = ["-m", str(model), "-p", "hi"]
+        library = built.program("llama-server")
+        library.write_bytes(b"x")
+        self.check(shop, argv, 10)
+        assert ensure_built(shop.pin, BuildOptions())
+        shop.tools.forget_calls()
+        shop.pin = make_pin(shop.root, "d" * 40)
+        self.check(shop, argv, 10)
+        receipts.drop(built.bin_dir.parent)
+        self.check(shop, argv, 10)
+
+    def test_a_binary_without_the_options(
+        self, shop: Workshop, built: Receipt, model: Path
+    ) -> None:
+        shop.tools.set(help="\n".join(f"--other-{n} N    x" for n in range(30)))
+        self.check(shop, ["-m", str(model), "-p", "hi"], 10)
+
+
+def test_a_later_shard_starts_the_first(
+    shop: Workshop, built: Receipt, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second, _ = write_shards(shop.root)
+    assert main(["run", "-m", str(second), "-p", "hi"]) == 0
+    assert shop.tools.calls("llama-cli")[-1][1] == str(first)
+    assert "is a later shard" in capfd.readouterr().err
