@@ -1,6 +1,6 @@
 """Real builds: the patched one, and an unpatched one to compare with.
 
-SWAPMOE_PATCHED_BIN and SWAPMOE_BASE_BIN name folders of ready programs, to skip building.
+Developers skip building with SWAPMOE_PATCHED_BIN and SWAPMOE_BASE_BIN, folders of ready programs.
 """
 
 import os
@@ -8,16 +8,64 @@ from pathlib import Path
 
 import pytest
 
+from swapmoe import build, paths, pins, receipts
+from swapmoe.baseline import build_unpatched
+from swapmoe.receipts import Receipt
 from tests.support.llama import Llama
 
+BUILD_SECONDS = 5400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs builds; the first test to ask for one may wait for the compiler."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.build)
+            item.add_marker(pytest.mark.timeout(BUILD_SECONDS))
+
 
 @pytest.fixture(scope="session")
-def base() -> Llama:
-    """The unpatched programs."""
-    return Llama(Path(os.environ["SWAPMOE_BASE_BIN"]))
+def receipt(tmp_path_factory: pytest.TempPathFactory) -> Receipt:
+    """The patched build."""
+    pin = pins.load()
+    ready = os.environ.get("SWAPMOE_PATCHED_BIN")
+    if not ready:
+        return build.ensure_built(pin, build.BuildOptions())
+    return Receipt(
+        key="ready",
+        tag=pin.tag,
+        inputs={"tree id": pin.manifest.series.tree, "sanitize": "none"},
+        bin_dir=Path(ready),
+        targets=build.TARGETS,
+        tests=False,
+        files=receipts.scan(Path(ready)),
+        version_line="",
+        native=True,
+        cpu_flags=(),
+        amx="",
+        smoke="",
+        seconds=0.0,
+    )
 
 
 @pytest.fixture(scope="session")
-def patched() -> Llama:
+def patched(receipt: Receipt) -> Llama:
     """The patched programs."""
-    return Llama(Path(os.environ["SWAPMOE_PATCHED_BIN"]))
+    return Llama(receipt.bin_dir)
+
+
+@pytest.fixture(scope="session")
+def base(request: pytest.FixtureRequest) -> Llama:
+    """The unpatched programs."""
+    ready = os.environ.get("SWAPMOE_BASE_BIN")
+    if ready:
+        return Llama(Path(ready))
+    return Llama(build_unpatched(pins.load(), request.getfixturevalue("receipt")))
+
+
+@pytest.fixture
+def installed(receipt: Receipt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Receipt:
+    """A cache folder of its own in which the patched build is the latest."""
+    monkeypatch.setenv("SWAPMOE_CACHE_DIR", str(tmp_path / "cache"))
+    receipts.write(paths.build_dir(receipt.key), receipt)
+    return receipt

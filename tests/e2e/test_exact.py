@@ -7,8 +7,6 @@ import pytest
 from tests.support.llama import Llama, streaming
 from tests.support.models import make_tiny, read_slice, write_slice
 
-pytestmark = pytest.mark.build
-
 K_QUANTS = {"embd": 256, "ffn": 256, "shared_ffn": 256, "heads": 16}
 MODELS = {
     "qwen2moe": ("tiny", {}),

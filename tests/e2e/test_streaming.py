@@ -8,8 +8,6 @@ from swapmoe.model_spec import tensors
 from tests.support.llama import Llama, repacked_mib, statistics, streaming
 from tests.support.models import make_tiny, tiny_spec
 
-pytestmark = pytest.mark.build
-
 IO = ("fault", "mmap")
 # Big enough to see in buffer sizes, which are printed in hundredths of a MiB.
 WIDE = {"experts": 32, "used": 4, "embd": 128, "heads": 8, "ffn": 128}
