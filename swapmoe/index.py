@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 ATTEMPTS = 3
 _CONNECT_SECONDS = 10.0
 _READ_SECONDS = 60.0
-_CHUNK = 1 << 18
 _PIP_ORDER = ("global", "install", "download", ":env:")
 
 
@@ -199,7 +198,7 @@ def _fetch(session: "PyPIClient", url: str, part: Path, name: str) -> None:
         if (total or 0) > archive.MAX_BYTES:
             raise UpstreamError(f"refused: {name} has {total} bytes")
         with part.open("ab" if done else "wb") as file, console.progress(name, total) as advance:
-            _copy(response.iter_bytes(_CHUNK), file.write, advance, done)
+            _copy(response.iter_raw(), file.write, advance, done)
 
 
 def _copy(
