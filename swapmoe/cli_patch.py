@@ -216,8 +216,8 @@ def refresh(pin: str | None, source: str, commit: str | None, archive_sha256: st
 
     tag = pin or pins.default_tag()
     folder = pins.patches_dir() / tag
-    if commit and archive_sha256:
-        facts = pins.new_upstream(tag, commit, archive_sha256)
+    if commit or archive_sha256:
+        facts = pins.new_upstream(tag, commit or "", archive_sha256 or "")
     else:
         folder = pins.load(pin).series_dir
         facts = pins.read_manifest(folder).upstream

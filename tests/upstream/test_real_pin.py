@@ -1,0 +1,70 @@
+"""The shipped series on the real llama.cpp source; needs SWAPMOE_UPSTREAM=PATH."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from swapmoe import apply, lint, pins, tree, upstream
+from swapmoe.gitrepo import GitRepo
+from swapmoe.pins import Pin
+
+SOURCE = os.environ.get("SWAPMOE_UPSTREAM")
+
+pytestmark = [
+    pytest.mark.upstream,
+    pytest.mark.skipif(not SOURCE, reason="SWAPMOE_UPSTREAM is not set"),
+]
+
+
+@pytest.fixture(scope="module")
+def pin() -> Pin:
+    return pins.load()
+
+
+@pytest.fixture(scope="module")
+def checkout(pin: Pin, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SWAPMOE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        return upstream.ensure_source(pin, str(SOURCE))
+
+
+def test_source_is_the_recorded_one(pin: Pin, checkout: Path) -> None:
+    repo = GitRepo(checkout)
+    assert repo.tree_of(tree.PRISTINE_REF) == pin.manifest.upstream.tree
+    assert tree.inspect(pin, repo).state == "clean"
+
+
+def test_series_passes_every_rule_within_the_budget(pin: Pin, checkout: Path) -> None:
+    report = lint.lint(pin.series_dir, GitRepo(checkout), tree.PRISTINE_REF)
+    assert report.findings == ()
+    assert report.added <= 80
+    assert report.removed == 0
+
+
+def test_export_applies_with_plain_git_and_gives_the_recorded_tree(
+    pin: Pin, checkout: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.patch"
+    file.write_bytes(apply.export(pin, GitRepo(checkout), tree.PRISTINE_REF))
+    plain = tmp_path / "plain"
+    GitRepo(checkout).run("worktree", "add", "--quiet", "--detach", plain, tree.PRISTINE_REF)
+    subprocess.run(["git", "apply", "--index", str(file)], cwd=plain, check=True)
+    written = subprocess.run(["git", "write-tree"], cwd=plain, check=True, capture_output=True)
+    GitRepo(checkout).run("worktree", "remove", "--force", plain)
+    assert written.stdout.decode().strip() == pin.manifest.series.tree
+
+
+def test_apply_verify_and_one_changed_byte(pin: Pin, checkout: Path) -> None:
+    repo = GitRepo(checkout)
+    apply.apply(pin, repo, own=True)
+    assert apply.verify(pin, repo).tree_id == pin.manifest.series.tree
+    assert apply.apply(pin, repo, own=True).state == "applied"
+    file = checkout / next(entry.path for entry in pin.manifest.file if entry.before is None)
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"\n")
+    with pytest.raises(apply.ApplyError, match="not the recorded patched tree"):
+        apply.verify(pin, repo)
+    file.write_bytes(whole)
+    apply.verify(pin, repo)
