@@ -27,7 +27,7 @@ def ensure_patched(pin: Pin, source: str = "auto") -> PatchedTree:
     ApplyError (does not apply, or the tree is not the recorded one).
     """
     path = upstream.ensure_source(pin, source)
-    with paths.lock(path):
+    with upstream.disk_errors(path), paths.lock(path):
         apply(pin, open_checkout(path), own=True)
         return verify(pin, open_checkout(path))
 

@@ -72,7 +72,7 @@ def apply(pin: str | None, tree: Path | None, source: str, force: bool) -> None:
         raise UsageError("--force only resets the tool's own checkout, never --tree")
     chosen = pins.load(pin)
     path = tree or upstream.ensure_source(chosen, source)
-    with paths.lock(paths.source_dir(chosen.manifest.upstream.tag)):
+    with upstream.disk_errors(path), paths.lock(paths.source_dir(chosen.manifest.upstream.tag)):
         repo = open_checkout(path)
         before = apply.apply(chosen, repo, own=tree is None, force=force)
         done = apply.verify(chosen, repo)

@@ -5,14 +5,15 @@ result is pinned per call, so that the same commands give the same trees on ever
 """
 
 import os
+import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from swapmoe.errors import ToolError, UpstreamError
 from swapmoe.run import shell_quote
@@ -56,6 +57,20 @@ _PINNED = (
     "protocol.file.allow=always",
     "submodule.recurse=false",
 )
+_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_AUTHOR_NAME": IDENTITY,
+    "GIT_AUTHOR_EMAIL": EMAIL,
+    "GIT_AUTHOR_DATE": FIXED_DATE,
+    "GIT_COMMITTER_NAME": IDENTITY,
+    "GIT_COMMITTER_EMAIL": EMAIL,
+    "GIT_COMMITTER_DATE": FIXED_DATE,
+    "LC_ALL": "C",
+    "TZ": "UTC",
+}
 _environment_lock = threading.Lock()
 
 
@@ -96,16 +111,19 @@ class GitRepo:
         env: Mapping[str, str] | None = None,
         check: bool = True,
         timeout: float | None = None,
+        on_percent: Callable[[int], None] | None = None,
     ) -> Result:
-        """Run one git command in the work tree; ``timeout`` (seconds) has no effect on Windows.
+        """Run one git command in the work tree; after ``timeout`` seconds it is killed.
 
+        ``on_percent`` is told how much has been received, for a fetch with ``--progress``.
         Raises GitFailed when it fails and ``check`` is set, and ToolError when git is missing.
         """
         command = ["git"]
         for setting in (*_PINNED, f"safe.directory={self.path}"):
             command += ["-c", setting]
         command += [str(arg) for arg in args]
-        result = _execute(self.path, command, stdin, {**self.env, **(env or {})}, timeout)
+        extra = {**self.env, **(env or {})}
+        result = _execute(self.path, command, stdin, extra, timeout, on_percent)
         if check and result.code != 0:
             shown = shell_quote(["git", *[str(arg) for arg in args]])
             raise GitFailed(
@@ -197,39 +215,72 @@ def _execute(
     stdin: bytes | None,
     extra: Mapping[str, str],
     timeout: float | None,
+    on_percent: Callable[[int], None] | None,
 ) -> Result:
     wrapper = _load()
-    limit = None if os.name == "nt" else timeout
-    environment = {
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CEILING_DIRECTORIES": str(folder.parent),
-        "GIT_TERMINAL_PROMPT": "0",
-        "GIT_OPTIONAL_LOCKS": "0",
-        "GIT_AUTHOR_NAME": IDENTITY,
-        "GIT_AUTHOR_EMAIL": EMAIL,
-        "GIT_AUTHOR_DATE": FIXED_DATE,
-        "GIT_COMMITTER_NAME": IDENTITY,
-        "GIT_COMMITTER_EMAIL": EMAIL,
-        "GIT_COMMITTER_DATE": FIXED_DATE,
-        "LC_ALL": "C",
-        "TZ": "UTC",
-        **extra,
-    }
-    with tempfile.TemporaryFile() as feed, _without_git_variables():
+    environment = {**_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(folder.parent), **extra}
+    with tempfile.TemporaryFile() as feed:
         feed.write(stdin or b"")
         feed.seek(0)
-        code, out, err = wrapper(folder).execute(
-            list(command),
-            istream=feed,
-            with_extended_output=True,
-            with_exceptions=False,
-            stdout_as_string=False,
-            strip_newline_in_stdout=False,
-            kill_after_timeout=limit,
-            env=environment,
-        )
-    return Result(code, out, err)
+        with _without_git_variables():
+            started = wrapper(folder).execute(
+                list(command), istream=feed, as_process=True, env=environment
+            )
+        process = started.proc
+        assert process is not None
+        assert process.stderr is not None
+        watch = threading.Timer(timeout or 0, _end_tree, (process.pid,))
+        try:
+            if timeout is not None:
+                watch.start()
+            err = _follow(process.stderr, on_percent) if on_percent else b""
+            out, rest = process.communicate()
+        except BaseException:
+            _end_tree(process.pid)
+            raise
+        finally:
+            expired = timeout is not None and watch.finished.is_set()
+            watch.cancel()
+    text = (err + rest).decode("utf-8", "replace")
+    if expired:
+        text += f"no answer within {timeout:g} seconds\n"
+    return Result(process.returncode, out, text)
+
+
+def _follow(stream: IO[bytes], on_percent: Callable[[int], None]) -> bytes:
+    """Read git's progress output to its end, report percentages, return the other lines."""
+    kept = b""
+    for line in iter(lambda: _read_piece(stream), b""):
+        found = re.match(rb"(?:Receiving|Unpacking) objects:\s+(\d+)%", line)
+        if found:
+            on_percent(int(found[1]))
+        elif line.endswith(b"\n"):
+            kept += line
+    return kept
+
+
+def _read_piece(stream: IO[bytes]) -> bytes:
+    piece = b""
+    while not piece.endswith((b"\r", b"\n")):
+        byte = stream.read(1)
+        if not byte:
+            break
+        piece += byte
+    return piece
+
+
+def _end_tree(pid: int) -> None:
+    """Kill git and the helpers it started, which would keep the pipes open."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from swapmoe import archive, console, gitrepo, index, paths, tree
@@ -12,7 +13,6 @@ from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin, Upstream
 
 _PROBE_SECONDS = 20.0
-_FETCH_SECONDS = 1800.0
 
 
 def ensure_source(
@@ -36,7 +36,7 @@ def ensure(
     if source == "auto":
         source = os.environ.get("SWAPMOE_SOURCE") or "auto"
     target = paths.source_dir(facts.tag)
-    with paths.lock(target):
+    with disk_errors(target), paths.lock(target):
         if force or not target.exists():
             _make(facts, source, before, target)
         elif not _is_pin(GitRepo(target), tree.PRISTINE_REF, facts):
@@ -46,6 +46,19 @@ def ensure(
                 hint="swapmoe fetch --force   # makes it anew; keeps build* and *.gguf",
             )
     return target
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn a full disk or a missing permission into an UpstreamError that names ``folder``."""
+    try:
+        yield
+    except OSError as error:
+        raise UpstreamError(
+            f"cannot work in {folder}",
+            evidence=[str(error)],
+            hint="free some space (about 1 GB) or set SWAPMOE_CACHE_DIR to another disk",
+        ) from error
 
 
 def fetch_git(repo: GitRepo, url: str, facts: Upstream) -> str:
@@ -59,10 +72,12 @@ def fetch_git(repo: GitRepo, url: str, facts: Upstream) -> str:
     if tagged is not None and tagged != facts.commit:
         console.note(f"{facts.tag} is {tagged} there; taking the recorded {facts.commit}")
     for wanted in (facts.commit, tag):
-        result = repo.run(
-            "fetch", "--quiet", "--depth=1", "--no-tags", "--", url, wanted,
-            check=False, timeout=_FETCH_SECONDS,
-        )  # fmt: skip
+        with console.progress("receiving (percent)", 100, unit="steps") as advance:
+            result = repo.run(
+                *("fetch", "--progress", "--depth=1", "--no-tags", "--", url, wanted),
+                check=False,
+                on_percent=advance,
+            )
         if result.code == 0 and repo.rev("FETCH_HEAD^{commit}") == facts.commit:
             return facts.commit
     raise UpstreamError(
@@ -88,12 +103,6 @@ def _make(facts: Upstream, source: str, before: Mapping[str, str | None], target
             target,
             {"schema": 1, "tag": facts.tag, "commit": facts.commit, "tree": tree_id, **taken},
         )
-    except OSError as error:
-        raise UpstreamError(
-            f"cannot write the source of {facts.tag}",
-            evidence=[str(error), f"folder: {target.parent}"],
-            hint="free some space (about 1 GB) or set SWAPMOE_CACHE_DIR to another disk",
-        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -3,9 +3,12 @@
 import errno
 import io
 import shutil
+import socket
 import tarfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from swapmoe import apply, archive, index, paths, tree, upstream
@@ -88,6 +91,40 @@ def test_moved_tag_is_said_and_the_recorded_commit_taken(
     assert f"taking the recorded {pin.commit}" in capsys.readouterr().err
 
 
+def test_a_silent_server_is_given_up_soon_and_leaves_no_process(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "_PROBE_SECONDS", 1.0)
+    before = set(psutil.Process().children(recursive=True))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        started = time.monotonic()
+        with pytest.raises(UpstreamError) as caught:
+            upstream.fetch_git(init(tmp_path / "repo"), url, pin.manifest.upstream)
+    assert time.monotonic() - started < 20
+    assert "no answer within 1 seconds" in caught.value.evidence
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_progress_is_reported_in_percent(mini: Mini, pin: Pin, tmp_path: Path) -> None:
+    seen: list[int] = []
+    fetch = ("fetch", "--progress", "--depth=1", "--", mini.clone.as_uri(), pin.commit)
+    result = init(tmp_path / "repo").run(*fetch, on_percent=seen.append)
+    assert result.code == 0
+    assert seen[-1] == 100
+    assert "Receiving" not in result.err
+
+
+def test_unwritable_cache_is_named(
+    mini: Mini, pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SWAPMOE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(UpstreamError, match="cannot work in") as caught:
+        upstream.ensure_source(pin)
+    assert "SWAPMOE_CACHE_DIR" in caught.value.hint
+
+
 def test_remote_without_the_commit_says_so(pin: Pin, tmp_path: Path) -> None:
     other = tmp_path / "other"
     write_files(other)
@@ -141,7 +178,7 @@ def test_full_disk_while_unpacking_leaves_nothing(
         real(source, target)
 
     monkeypatch.setattr(archive.shutil, "copyfileobj", full)
-    with pytest.raises(UpstreamError, match="cannot write the source") as caught:
+    with pytest.raises(UpstreamError, match="cannot work in") as caught:
         upstream.ensure_source(pin, str(mini.archive))
     assert "No space left on device" in caught.value.evidence[0]
     assert caught.value.hint
