@@ -108,7 +108,7 @@ def execute(argv: list[str], mode: Mode, group: MemoryGroup | None = None) -> tu
         err.seek(0)
         text = (out.read() + b"\n" + err.read()).decode(errors="replace")
     if group and group.oom_kills():
-        outcome = "killed: out of memory"
+        outcome = "killed (OOM)"
     elif wall >= RUN_SECONDS:
         outcome = "timed out"
     else:

@@ -1,7 +1,5 @@
 """The generated models: what is in them, that they are deterministic, and what is refused."""
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +17,13 @@ from swapmoe.model_vocab import MIN_VOCAB, build_vocabulary
 from swapmoe.models import ensure_model, shard_paths, write_model
 from tests.support.models import make_tiny, read_slice, tiny_spec
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "make_model.py"
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder."""
+    path = tmp_path / "models"
+    path.mkdir()
+    return path
 
 
 def field(reader: GGUFReader, key: str) -> object:
@@ -27,9 +31,9 @@ def field(reader: GGUFReader, key: str) -> object:
 
 
 @pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3moe", "tiny-dense"])
-def test_file_holds_the_tensors_of_the_spec(tmp_path: Path, preset: str) -> None:
+def test_file_holds_the_tensors_of_the_spec(folder: Path, preset: str) -> None:
     spec = PRESETS[preset]
-    reader = GGUFReader(make_tiny(tmp_path, preset))
+    reader = GGUFReader(make_tiny(folder, preset))
     found = [
         (t.name, tuple(reversed(t.shape.tolist())), t.tensor_type.name) for t in reader.tensors
     ]
@@ -48,24 +52,24 @@ def test_big_preset_has_the_measured_shape() -> None:
     assert total_bytes(spec) == pytest.approx(8.6e9, rel=0.01)
 
 
-def test_equal_specs_give_equal_files_and_other_seeds_do_not(tmp_path: Path) -> None:
-    paths = [make_tiny(tmp_path / name, seed=seed) for name, seed in made(tmp_path, a=1, b=1, c=2)]
+def test_equal_specs_give_equal_files_and_other_seeds_do_not(folder: Path) -> None:
+    paths = [make_tiny(folder / name, seed=seed) for name, seed in made(folder, a=1, b=1, c=2)]
     first, second, other = (path.read_bytes() for path in paths)
     assert first == second
     assert first != other
     assert len(first) == len(other)
 
 
-def made(tmp_path: Path, **seeds: int) -> list[tuple[str, int]]:
+def made(folder: Path, **seeds: int) -> list[tuple[str, int]]:
     for name in seeds:
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
     return list(seeds.items())
 
 
 @pytest.mark.parametrize("type_name", pack.TENSOR_TYPES)
-def test_every_slice_is_different(tmp_path: Path, type_name: str) -> None:
+def test_every_slice_is_different(folder: Path, type_name: str) -> None:
     spec = tiny_spec(type=type_name, dense_type="F32", embd=256, ffn=256, heads=16)
-    path = write_model(spec, tmp_path / "m.gguf")[0]
+    path = write_model(spec, folder / "m.gguf")[0]
     slices = {
         read_slice(path, tensor.name, expert)
         for tensor in tensors(spec)
@@ -95,12 +99,12 @@ def test_bytes_are_those_of_earlier_versions() -> None:
 
 @pytest.mark.parametrize(("locality", "cosine"), [(0.0, 0.0), (0.5, 0.5), (0.9, 0.9)])
 def test_locality_is_the_cosine_of_two_embeddings(
-    tmp_path: Path, locality: float, cosine: float
+    folder: Path, locality: float, cosine: float
 ) -> None:
     spec = tiny_spec(
         embd=1024, heads=8, head_dim=128, kv_heads=8, locality=locality, embd_type="F32"
     )
-    path = write_model(spec, tmp_path / "m.gguf")[0]
+    path = write_model(spec, folder / "m.gguf")[0]
     rows = next(t.data for t in GGUFReader(path).tensors if t.name == "token_embd.weight")
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
@@ -109,10 +113,10 @@ def test_locality_is_the_cosine_of_two_embeddings(
 
 
 @pytest.mark.parametrize("shards", [2, 3, 7])
-def test_shards_hold_the_same_tensors_as_one_file(tmp_path: Path, shards: int) -> None:
-    whole = GGUFReader(make_tiny(tmp_path))
-    make_tiny(tmp_path, shards=shards)
-    parts = [GGUFReader(p) for p in sorted(tmp_path.glob(f"*-of-{shards:05}.gguf"))]
+def test_shards_hold_the_same_tensors_as_one_file(folder: Path, shards: int) -> None:
+    whole = GGUFReader(make_tiny(folder))
+    make_tiny(folder, shards=shards)
+    parts = [GGUFReader(p) for p in sorted(folder.glob(f"*-of-{shards:05}.gguf"))]
     assert len(parts) == shards
     assert all(part.tensors for part in parts)
     joined = {t.name: t.data.tobytes() for part in parts for t in part.tensors}
@@ -161,17 +165,17 @@ def test_shard_names() -> None:
     ],
 )
 def test_bad_shapes_are_refused_before_writing(
-    tmp_path: Path, changes: dict[str, object], named: str
+    folder: Path, changes: dict[str, object], named: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        write_model(tiny_spec(**changes), tmp_path / "m.gguf")
+        write_model(tiny_spec(**changes), folder / "m.gguf")
     assert named in "\n".join(caught.value.evidence)
-    assert not list(tmp_path.iterdir())
+    assert not list(folder.iterdir())
 
 
-def test_more_shards_than_tensors_are_refused(tmp_path: Path) -> None:
+def test_more_shards_than_tensors_are_refused(folder: Path) -> None:
     with pytest.raises(UsageError, match="99 shards"):
-        write_model(PRESETS["tiny"], tmp_path / "m.gguf", shards=99)
+        write_model(PRESETS["tiny"], folder / "m.gguf", shards=99)
 
 
 @settings(max_examples=30, deadline=None)
@@ -203,15 +207,15 @@ def test_any_good_shape_is_written_in_full(
     )
     check(spec)
     done: list[int] = []
-    folder = tmp_path_factory.mktemp("m")
-    path = write_model(spec, folder / "m.gguf", progress=done.append)[0]
+    made_in = tmp_path_factory.mktemp("m")
+    path = write_model(spec, made_in / "m.gguf", progress=done.append)[0]
     assert done[-1] == total_bytes(spec)
     assert sum(t.n_bytes for t in GGUFReader(path).tensors) == total_bytes(spec)
-    assert [p.name for p in folder.iterdir()] == ["m.gguf"]
+    assert [p.name for p in made_in.iterdir()] == ["m.gguf"]
 
 
-def test_existing_file_is_kept_without_force(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
+def test_existing_file_is_kept_without_force(folder: Path) -> None:
+    path = folder / "m.gguf"
     path.write_bytes(b"mine")
     with pytest.raises(ModelError, match="exists already"):
         write_model(PRESETS["tiny"], path)
@@ -220,36 +224,36 @@ def test_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     assert path.read_bytes()[:4] == b"GGUF"
 
 
-def test_too_little_space_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: SimpleNamespace(free=1000))
     with pytest.raises(ModelError, match="not enough free disk space"):
-        write_model(PRESETS["tiny"], tmp_path / "m.gguf")
-    assert not list(tmp_path.iterdir())
+        write_model(PRESETS["tiny"], folder / "m.gguf")
+    assert not list(folder.iterdir())
 
 
-def test_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(folder: Path) -> None:
     with pytest.raises(ModelError, match="is not a folder"):
-        write_model(PRESETS["tiny"], tmp_path / "no" / "m.gguf")
+        write_model(PRESETS["tiny"], folder / "no" / "m.gguf")
 
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_broken_write_leaves_nothing(tmp_path: Path, failure: BaseException) -> None:
+def test_broken_write_leaves_nothing(folder: Path, failure: BaseException) -> None:
     def fail(done: int) -> None:
         if done > 10_000:
             raise failure
 
     expected = ModelError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected):
-        write_model(PRESETS["tiny"], tmp_path / "m.gguf", shards=3, progress=fail)
-    assert not list(tmp_path.iterdir())
+        write_model(PRESETS["tiny"], folder / "m.gguf", shards=3, progress=fail)
+    assert not list(folder.iterdir())
 
 
-def test_ensure_model_writes_once(tmp_path: Path) -> None:
+def test_ensure_model_writes_once(folder: Path) -> None:
     calls: list[int] = []
-    first = ensure_model(PRESETS["tiny"], tmp_path / "new", "tiny", progress=calls.append)
+    first = ensure_model(PRESETS["tiny"], folder / "new", "tiny", progress=calls.append)
     count = len(calls)
     assert count
-    assert ensure_model(PRESETS["tiny"], tmp_path / "new", "tiny", progress=calls.append) == first
+    assert ensure_model(PRESETS["tiny"], folder / "new", "tiny", progress=calls.append) == first
     assert len(calls) == count
 
 
@@ -261,50 +265,3 @@ def test_vocabulary_has_distinct_tokens(size: int) -> None:
     assert len(vocabulary.types) == len(vocabulary.speakable) == size
     assert vocabulary.tokens[vocabulary.eos] == "<|endoftext|>"
     assert not vocabulary.speakable[0x1B]
-
-
-def run_script(*argv: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, str(SCRIPT), *argv], capture_output=True, text=True)
-
-
-def test_script_prints_the_files(tmp_path: Path) -> None:
-    done = run_script("--experts", "8", "--shards", "2", "-o", str(tmp_path / "m.gguf"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [str(p) for p in shard_paths(tmp_path / "m.gguf", 2)]
-    assert "48 expert slices" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("argv", "code", "said"),
-    [
-        (["--used", "9", "-o", "{}/m.gguf"], 2, "used (9) is more than experts (4)"),
-        (["--type", "Q9", "-o", "{}/m.gguf"], 2, "Q9"),
-        (["-o", "{}/none/m.gguf"], 9, "is not a folder"),
-        ([], 2, "--output"),
-    ],
-)
-def test_script_exit_codes(tmp_path: Path, argv: list[str], code: int, said: str) -> None:
-    done = run_script(*[word.format(tmp_path) for word in argv])
-    assert done.returncode == code
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-MEASURE_WRITE = """
-import resource, sys
-from pathlib import Path
-from tests.support.models import tiny_spec
-from swapmoe.models import write_model
-spec = tiny_spec(embd=1024, heads=64, ffn=1024, experts=128, layers=2)
-path = write_model(spec, Path(sys.argv[1]))[0]
-print(path.stat().st_size, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-"""
-
-
-def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", MEASURE_WRITE, str(tmp_path / "m.gguf")]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=root, check=True)
-    size, peak = map(int, done.stdout.split())
-    assert size > 400e6
-    assert peak < 200e6
