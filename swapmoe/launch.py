@@ -106,7 +106,7 @@ def _check_prompt(prompt: str | None) -> None:
         return
     if "\0" in prompt:
         raise UsageError("the prompt holds a null character", hint="remove it")
-    if not prompt.rstrip("\n"):
+    if not prompt.replace("\\n", "").strip("\n"):  # llama-cli skips it and waits for another one
         raise UsageError("the prompt is empty", hint='give a text: swapmoe run -m MODEL -p "..."')
     if prompt.startswith(CHAT_COMMANDS):
         raise UsageError(

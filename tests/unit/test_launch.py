@@ -165,7 +165,7 @@ class TestRefusedBeforeTheStart:
             self.check(shop, ["-m", str(path), "-p", "hi"], 9)
 
     @pytest.mark.parametrize(
-        "prompt", ["", "\n", "/exit", "/clear now", "/read x", "/regen", "a\0b"]
+        "prompt", ["", "\n", "\\n", "/exit", "/clear now", "/read x", "/regen", "a\0b"]
     )
     def test_prompts_that_would_never_end(
         self, shop: Workshop, built: Receipt, model: Path, prompt: str
