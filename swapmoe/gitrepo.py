@@ -48,6 +48,7 @@ _PINNED = (
     "diff.suppressBlankEmpty=false",
     "diff.indentHeuristic=true",
     "advice.detachedHead=false",
+    "fetch.unpackLimit=1",
     "gc.auto=0",
     "maintenance.auto=false",
     "merge.verifySignatures=false",
@@ -251,7 +252,7 @@ def _follow(stream: IO[bytes], on_percent: Callable[[int], None]) -> bytes:
     """Read git's progress output to its end, report percentages, return the other lines."""
     kept = b""
     for line in iter(lambda: _read_piece(stream), b""):
-        found = re.match(rb"(?:Receiving|Unpacking) objects:\s+(\d+)%", line)
+        found = re.match(rb"Receiving objects:\s+(\d+)%", line)
         if found:
             on_percent(int(found[1]))
         elif line.endswith(b"\n"):
