@@ -1,97 +1,44 @@
-"""`swapmoe run` with the real programs: it ends by itself, and says what it did."""
+"""The launcher's assumptions about the real programs: options, speech, names, exit codes."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from swapmoe import binhelp, build, pins, receipts, smoke
-from swapmoe.paths import build_dir
+from swapmoe import binhelp, demo, launch, pins, smoke
+from swapmoe.config import RunSettings
 from swapmoe.receipts import Receipt
+from swapmoe.run import capture
 from tests.support.llama import Llama
 from tests.support.models import make_tiny
 
-pytestmark = pytest.mark.build
+pytestmark = pytest.mark.usefixtures("installed")
 
 
-@pytest.fixture
-def installed(patched: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Receipt:
-    """A receipt for the ready programs, in a cache of its own."""
-    monkeypatch.setenv("SWAPMOE_CACHE_DIR", str(tmp_path / "cache"))
-    pin = pins.load()
-    receipt = Receipt(
-        key="ready",
-        tag=pin.tag,
-        inputs={"tree id": pin.manifest.series.tree, "sanitize": "none"},
-        bin_dir=patched.bin_dir,
-        targets=build.TARGETS,
-        tests=False,
-        files=receipts.scan(patched.bin_dir),
-        version_line=smoke.version_line(patched.bin_dir, ["llama-cli"]),
-        native=True,
-        cpu_flags=(),
-        amx="absent",
-        smoke="llama-bench",
-        seconds=0.0,
-    )
-    receipts.write(build_dir("ready"), receipt)
-    return receipt
+def test_the_program_has_every_option_of_the_table(patched: Llama) -> None:
+    line = smoke.version_line(patched.bin_dir, ["llama-cli"])
+    assert line == "version: 10235 (221f0f635)"
+    assert binhelp.check(patched.bin_dir / "llama-cli").conclusive
 
 
-def swapmoe_run(*argv: str | Path) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [sys.executable, "-m", "swapmoe", "run", *map(str, argv)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=False,
-        env=dict(os.environ),
-    )
+def test_the_smoke_test_passes(receipt: Receipt) -> None:
+    assert smoke.smoke(receipt.bin_dir) == "llama-bench"
 
 
-def test_the_program_has_every_option_of_the_table(installed: Receipt) -> None:
-    assert installed.version_line == "version: 10235 (221f0f635)"
-    assert binhelp.check(installed.program("llama-cli")).conclusive
+def test_the_demo_finds_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo.build, "ensure_built", lambda *_: None)
+    monkeypatch.setattr(demo, "demo_model", lambda: make_tiny(tmp_path))
+    found = demo.demo(pins.load(), demo.build.BuildOptions(), RunSettings(threads=2))
+    assert found.slices == 24
+    assert found.speed > 0
+    assert found.text
+    assert found.statistics["routed"] > 0
 
 
-def test_the_smoke_test_passes(installed: Receipt) -> None:
-    assert smoke.smoke(installed.bin_dir) == "llama-bench"
-
-
-def test_a_prompt_ends_by_itself(installed: Receipt, tmp_path: Path) -> None:
-    model = make_tiny(tmp_path)
-    argv = ("-m", model, "-p", "hi", "-n", "8", "--seed", "1", "--threads", "2")
-    answers = []
-    for io in ("mmap", "fault"):
-        done = swapmoe_run(*argv, "--io", io, "-v")
-        assert done.returncode == 0, done.stderr
-        assert len(done.stdout) < 4096
-        assert b"tracking 24 routed expert slices" in done.stderr
-        assert b"expert_stream: statistics: " in done.stderr
-        answers.append(done.stdout.partition(b"> hi\n")[2].partition(b"[ Prompt:")[0])
-    assert answers[0].strip()
-    assert answers[0] == answers[1]
-
-
-def test_split_and_difficult_names(installed: Receipt, tmp_path: Path) -> None:
+def test_difficult_names_and_the_childs_exit_code(tmp_path: Path) -> None:
     folder = tmp_path / "it's a [naïve] 模型"
     folder.mkdir()
-    first = make_tiny(folder, shards=3)
-    last = first.with_name(first.name.replace("00001-of", "00003-of"))
-    done = swapmoe_run("-m", last, "-p", "hi", "-n", "2")
-    assert done.returncode == 0, done.stderr
-    assert b"is a later shard" in done.stderr
-
-
-def test_the_childs_own_error_is_mirrored(installed: Receipt, tmp_path: Path) -> None:
-    done = swapmoe_run("-m", make_tiny(tmp_path), "-p", "hi", "--", "--no-such-option")
-    assert done.returncode == 1
-    assert b"--no-such-option" in done.stderr
-
-
-def test_a_dense_model_is_refused_first(installed: Receipt, tmp_path: Path) -> None:
-    done = swapmoe_run("-m", make_tiny(tmp_path, "tiny-dense"), "-p", "hi")
-    assert done.returncode == 9
-    assert done.stdout == b""
+    model = make_tiny(folder)
+    for extra, code in (((), 0), (("--no-such-option",), 1)):
+        request = launch.Request(model, "hi", RunSettings(n_predict=2, threads=2), extra)
+        plan = launch.prepare(request, pins.load())
+        assert capture(plan.argv, check=False, timeout=60).returncode == code
