@@ -29,7 +29,7 @@ def ensure_patched(pin: Pin, source: str = "auto") -> PatchedTree:
     path = upstream.ensure_source(pin, source)
     with upstream.disk_errors(path), paths.lock(path):
         apply(pin, open_checkout(path), own=True)
-        return verify(pin, open_checkout(path))
+        return verify(pin, open_checkout(path), thorough=False)
 
 
 def read_series(pin: Pin) -> series.Series:
@@ -73,9 +73,11 @@ def apply(pin: Pin, repo: GitRepo, *, own: bool = False, force: bool = False) ->
     return status
 
 
-def verify(pin: Pin, repo: GitRepo) -> PatchedTree:
+def verify(pin: Pin, repo: GitRepo, *, thorough: bool = True) -> PatchedTree:
     """Prove that the files on disk are the recorded patched tree, nothing more or less.
 
+    The files of the series are always read. The others are read when ``thorough``, else only
+    those whose size or time differs from git's index (0.1 s instead of 1 s).
     Raises SeriesError for a folder that differs from its manifest, ApplyError naming each file
     that differs from the recorded tree.
     """
@@ -91,7 +93,10 @@ def verify(pin: Pin, repo: GitRepo) -> PatchedTree:
             f"not the recorded patched tree: {repo.path}", evidence=wrong, hint=_restore(pin, repo)
         )
     with repo.scratch() as scratch:
-        shutil.copyfile(repo.git_path("index"), scratch.env["GIT_INDEX_FILE"])
+        if thorough:
+            scratch.run("read-tree", "HEAD")
+        else:
+            shutil.copy2(repo.git_path("index"), scratch.env["GIT_INDEX_FILE"])
         scratch.run("add", "--all", "--", ".")
         scratch.run("add", "--force", "--", *status.files)
         actual = scratch.run("write-tree").text

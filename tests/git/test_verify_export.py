@@ -1,5 +1,6 @@
 """Verify names what differs; export is one stable patch for plain git; refresh is repeatable."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -40,6 +41,16 @@ def test_changes_outside_the_series_are_named(change: str, pin: Pin) -> None:
     with pytest.raises(ApplyError) as caught:
         apply.verify(pin, GitRepo(top))
     assert path in caught.value.evidence
+
+
+def test_a_byte_changed_behind_gits_back_is_found(pin: Pin) -> None:
+    file = apply.ensure_patched(pin).path / "CMakeLists.txt"
+    times = file.stat()
+    file.write_bytes(file.read_bytes().replace(b"llama", b"lLama"))
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ApplyError) as caught:
+        apply.verify(pin, GitRepo(file.parent))
+    assert "CMakeLists.txt" in caught.value.evidence
 
 
 def test_ignored_build_output_does_not_matter(pin: Pin) -> None:
