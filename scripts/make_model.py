@@ -30,8 +30,8 @@ SIZES = {
     "seed": "Seed of every tensor.",
 }
 LOCALITY = (
-    "Routing skew in [0, 1): the part of a token embedding that all tokens share. "
-    "0 is nearly uniform, 0.9 keeps most tokens on the same few experts."
+    "Routing skew in [0, 1): the part of a token embedding that all tokens share. 0 is nearly "
+    "uniform; with 27 % of 128 experts cached, LRU hits 0.27 at 0, 0.70 at 0.5, 0.93 at 0.7."
 )
 
 

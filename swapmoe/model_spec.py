@@ -16,8 +16,9 @@ class ModelSpec:
 
     `type` is the block format of the expert tensors, `dense_type` of attention and shared experts
     ("" = the same), `embd_type` of token embeddings and output. `locality` in [0, 1) is the share
-    of a token embedding that all tokens have in common (the cosine of two embeddings): 0 routes
-    nearly uniformly, 0.9 sends most tokens to the same few experts of each layer.
+    of a token embedding that all tokens have in common (the cosine of two embeddings). With 128
+    experts, 8 used and room for 27 %, LRU hits 0.27 of the routed experts at locality 0 (uniform),
+    0.54 at 0.25, 0.70 at 0.5 and 0.93 at 0.7 (first layer, random tokens).
     """
 
     arch: str = "qwen2moe"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swapmoe.model_spec import tensors
-from tests.support.llama import statistics
+from tests.support.llama import repacked_mib, statistics
 from tests.support.models import cut_short, make_tiny, tiny_spec
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -51,7 +51,8 @@ def test_verbose_shows_the_engine(tmp_path: Path) -> None:
     done = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", "-v", "--io", "mmap")
     assert done.returncode == 0, done.stderr
     assert "expert_stream: tracking 24 routed expert slices" in done.stderr
-    assert "CPU_REPACK model buffer size" not in done.stderr
+    experts = tiny_spec().slices * tiny_spec().slice_bytes / 2**20
+    assert repacked_mib(done.stderr) < experts
     assert statistics(done.stderr).hinted > 0
 
 
@@ -125,7 +126,6 @@ def test_bad_models_are_refused_before_the_start(tmp_path: Path, broken: object)
     lines = done.stderr.splitlines()
     assert any(line.startswith("error: ") for line in lines)
     assert any(line.startswith("hint: ") for line in lines)
-    assert any(line.startswith("  ") for line in lines)
     assert "Traceback" not in done.stderr
 
 
@@ -135,7 +135,6 @@ def test_bad_models_are_refused_before_the_start(tmp_path: Path, broken: object)
         (["--frobnicate"], "--frobnicate"),
         (["--io", "carrier-pigeon"], "carrier-pigeon"),
         (["--", "--no-mmap"], "--no-mmap"),
-        (["--", "--frobnicate"], "--frobnicate"),
     ],
 )
 def test_bad_options_are_refused(tmp_path: Path, argv: list[str], said: str) -> None:
