@@ -216,7 +216,7 @@ def make_setup(
         spec = models.PRESETS[preset]
         total = models.total_bytes(spec)
         folder = paths.cache_dir() / "models"
-        with console.progress(f"writing {preset} ({total / GB:.1f} GB)", total) as progress:
+        with console.progress(f"model {preset} ({total / GB:.1f} GB)", total) as progress:
             model = models.ensure_model(spec, folder, preset, progress=progress)
     facts = inspect(model)
     return Setup(
@@ -289,10 +289,10 @@ def parse_variant(text: str) -> Mode:
 
 
 def report(
-    name: str, facts: list[str], runs: list[Run], reference: str, json_file: Path | None
+    name: str, facts: list[str], runs: list[Run], notes: list[str], json_file: Path | None
 ) -> str:
     """Print the table and ratios, write the JSON, and return the Markdown section."""
-    rows, notes = table(runs), ratios(runs, reference)
+    rows = table(runs)
     for line in [*as_text(rows), *notes]:
         click.echo(line)
     if json_file:
@@ -354,10 +354,12 @@ def main(
         if resident:
             name, reference = "bench-resident", RESIDENT_MODES[0].name
             facts, runs = measure_resident(setup, repeats)
+            notes = ratios(runs, reference) + ratios(runs, reference, "prompt")
         else:
-            name, reference = "bench-modes", REFERENCE
+            name = "bench-modes"
             facts, runs = measure_streaming(setup, modes, repeats, percent, kib)
-        section = report(name, facts, runs, reference, json_file)
+            notes = ratios(runs, REFERENCE)
+        section = report(name, facts, runs, notes, json_file)
         if markdown:
             put_section(markdown, name, section)
         own = {mode.name for mode in (*modes, *RESIDENT_MODES) if mode.patched}

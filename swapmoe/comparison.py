@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from swapmoe import paths
 
@@ -56,18 +57,20 @@ def table(runs: list[Run]) -> list[list[str]]:
     return rows
 
 
-def ratios(runs: list[Run], reference: str) -> list[str]:
-    """Return one line per other mode: decode speed against the reference, round by round."""
+def ratios(
+    runs: list[Run], reference: str, figure: Literal["decode", "prompt"] = "decode"
+) -> list[str]:
+    """Return one line per other mode: its figure against the reference's, round by round."""
     by_mode: dict[str, list[float | None]] = {}
     for run in runs:
-        by_mode.setdefault(run.mode, []).append(run.decode)
+        by_mode.setdefault(run.mode, []).append(getattr(run, figure))
     lines = []
     for name, rates in by_mode.items():
         pairs = zip(rates, by_mode.get(reference, []), strict=False)
         found = [mine / other for mine, other in pairs if mine and other]
         if name != reference and found:
             spread = f"{min(found):.3f} to {max(found):.3f} in {len(found)} rounds"
-            lines.append(f"{name} / {reference}: {median(found):.3f} ({spread})")
+            lines.append(f"{figure}: {name} / {reference}: {median(found):.3f} ({spread})")
     return lines
 
 

@@ -69,7 +69,7 @@ def test_compares_modes_and_leaves_nothing(tmp_path: Path) -> None:
     before = blockdev.device_of(tmp_path).read_ahead.read_text()
     done = subprocess.run([*argv, "--variant", variant], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "mmap / fault: 2.000 (2.000 to 2.000 in 2 rounds)" in done.stdout
+    assert "decode: mmap / fault: 2.000 (2.000 to 2.000 in 2 rounds)" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "| mmap | 100.00 | 0.15 |" in page.read_text()
     runs = json.loads(data.read_text())["runs"]
@@ -122,7 +122,8 @@ def test_being_killed_for_memory_is_a_result(tmp_path: Path) -> None:
 def test_resident_uses_llama_bench(tmp_path: Path) -> None:
     done = subprocess.run(command(tmp_path, "--resident"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "streaming off / unpatched: 1.000 (1.000 to 1.000 in 3 rounds)" in done.stdout
+    assert "decode: streaming off / unpatched: 1.000" in done.stdout
+    assert "prompt: streaming off / unpatched: 1.000" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,16 @@ def test_a_failed_run_is_not_in_the_median() -> None:
 
 
 def test_ratios_pair_the_rounds() -> None:
-    assert ratios(RUNS, "fault") == ["mmap / fault: 1.750 (1.500 to 2.000 in 2 rounds)"]
+    assert ratios(RUNS, "fault") == ["decode: mmap / fault: 1.750 (1.500 to 2.000 in 2 rounds)"]
 
 
 def test_ratios_without_the_reference() -> None:
     assert ratios([run("mmap", 1.0)], "fault") == []
+
+
+def test_ratios_of_prompts() -> None:
+    runs = [run("a", None, prompt=2.0), run("b", None, prompt=3.0)]
+    assert ratios(runs, "a", "prompt") == ["prompt: b / a: 1.500 (1.500 to 1.500 in 1 rounds)"]
 
 
 def test_text_fits_a_terminal() -> None:
