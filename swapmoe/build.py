@@ -254,6 +254,8 @@ def _definitions(plan: _Plan, tests: bool) -> cmake.Definitions:
     for kind in ("THREAD", "ADDRESS"):
         on = (options.sanitize or "").upper() == kind
         wanted += [Wanted((f"{part}_SANITIZE_{kind}",), switch(on)) for part in ("LLAMA", "GGML")]
+    # gcc's OpenMP runtime is not instrumented: every barrier would look like a race
+    wanted.append(Wanted(("GGML_OPENMP",), switch(options.sanitize != "thread")))
     extra = " ".join(amx.DISABLE_FLAGS) if plan.amx == amx.DISABLED else ""
     for variable, name in (("CFLAGS", "CMAKE_C_FLAGS"), ("CXXFLAGS", "CMAKE_CXX_FLAGS")):
         wanted.append(Wanted((name,), f"{plan.inputs[variable]} {extra}".strip()))
