@@ -1,6 +1,7 @@
 """Random tensor bytes for generated models: seeded, of a chosen spread, in many block formats."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,10 +16,11 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class BlockFormat:
-    """A quantised block: random bytes, with the fp16 scales overwritten.
+    """A quantised block: random bytes, with the scales overwritten.
 
     `fields` are (byte offset, factor) pairs: each fp16 there becomes factor * scale. The factors of
-    the minimum fields centre the values around zero.
+    the minimum fields centre the values around zero. Without fields the first byte is the scale's
+    power of two, with 128 for 1.
     """
 
     fields: tuple[tuple[int, float], ...]
@@ -37,6 +39,7 @@ BLOCK_FORMATS = {
     "Q6_K": BlockFormat(((208, 1.0),)),
     "IQ4_NL": BlockFormat(((0, 1.0),)),
     "IQ4_XS": BlockFormat(((0, 1.0),)),
+    "MXFP4": BlockFormat(()),
 }
 FLOAT_TYPES = ("F32", "F16")
 TENSOR_TYPES = (*FLOAT_TYPES, *BLOCK_FORMATS)
@@ -81,6 +84,12 @@ def _unit_std(type_name: str) -> float:
 def _set_scales(data: Bytes, type_name: str, scale: float) -> None:
     blocks = data.reshape(-1, block_size(type_name)[1])
     fields = BLOCK_FORMATS[type_name].fields
+    if not fields:
+        # Powers of two only: as many blocks have the larger neighbour as the spread asks for.
+        low = math.floor(math.log2(scale))
+        share = ((scale / 2.0**low) ** 2 - 1) / 3
+        blocks[:, 0] = 128 + low + (blocks[:, 0] < 256 * share)
+        return
     # Half of the blocks have a negative scale: the codes are off centre (-8..7), and a mean that
     # all weights share would drown everything else within a few layers.
     signs = blocks[:, fields[0][0]] & 0x80

@@ -7,6 +7,8 @@ from math import prod
 
 from swapmoe import model_pack as pack
 from swapmoe.errors import UsageError
+from swapmoe.model_archs import ARCHITECTURES
+from swapmoe.model_rows import Architecture, Row
 from swapmoe.model_vocab import MIN_VOCAB
 
 
@@ -19,6 +21,9 @@ class ModelSpec:
     of a token embedding that all tokens have in common (the cosine of two embeddings). With 128
     experts, 8 used and room for 27 %, LRU hits 0.27 of the routed experts at locality 0 (uniform),
     0.54 at 0.25, 0.70 at 0.5 and 0.93 at 0.7 (first layer, random tokens).
+
+    Of the layers, the first `dense_layers` have no experts and the first `hash_layers` choose them
+    by token id; `mtp_layers` come on top of `layers` and predict further tokens.
     """
 
     arch: str = "qwen2moe"
@@ -38,22 +43,29 @@ class ModelSpec:
     embd_type: str = "F16"
     locality: float = 0.0
     seed: int = 1
+    dense_layers: int = 0
+    hash_layers: int = 0
+    mtp_layers: int = 0
 
     @property
     def slices(self) -> int:
-        """Routed expert slices: one for each of gate, up and down, expert and layer."""
-        routed = [row for row in ARCHITECTURES[self.arch] if row.role in ("expert", "expert-out")]
-        return len(routed) * self.experts * self.layers
+        """Routed expert slices: one per expert of each tensor of gate, up, down, or gate and up."""
+        return sum(tensor.shape[0] for tensor in tensors(self) if tensor.is_routed)
 
     @property
     def slice_bytes(self) -> int:
-        """Bytes of one slice; gate, up and down slices are of one size."""
+        """Bytes of one slice of gate, up or down; one of gate and up together has twice as many."""
         return pack.row_bytes(self.type, self.embd * self.ffn)
+
+    @property
+    def shape(self) -> dict[str, object]:
+        """The fields that say something; those that came later are left out while they are 0."""
+        return {k: v for k, v in asdict(self).items() if v or k not in LAYER_KINDS}
 
     @property
     def digest(self) -> str:
         """A short name for exactly this model."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(self.shape, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -61,6 +73,19 @@ PRESETS = {
     "tiny": ModelSpec(),
     "tiny-qwen3moe": ModelSpec(arch="qwen3moe", experts=8),
     "tiny-dense": ModelSpec(arch="qwen3"),
+    "tiny-gpt-oss": ModelSpec(arch="gpt-oss", experts=16, used=4, type="MXFP4", dense_type="Q8_0"),
+    "tiny-gemma4": ModelSpec(arch="gemma4", experts=16, used=4),
+    "tiny-laguna": ModelSpec(arch="laguna", layers=3, dense_layers=1, experts=16, used=4),
+    "tiny-deepseek4": ModelSpec(
+        arch="deepseek4",
+        layers=4,
+        hash_layers=2,
+        mtp_layers=1,
+        experts=16,
+        used=4,
+        kv_heads=1,
+        head_dim=64,
+    ),
     "qwen3-30b-layers": ModelSpec(
         arch="qwen3moe",
         layers=24,
@@ -74,9 +99,24 @@ PRESETS = {
         vocab=32000,
         ctx=32768,
     ),
+    "deepseek4-layers": ModelSpec(
+        arch="deepseek4",
+        layers=24,
+        hash_layers=3,
+        embd=2048,
+        experts=128,
+        used=8,
+        ffn=768,
+        heads=16,
+        kv_heads=1,
+        head_dim=128,
+        vocab=32000,
+        ctx=32768,
+    ),
 }
 
 
+LAYER_KINDS = ("dense_layers", "hash_layers", "mtp_layers")
 SIZES = (
     "layers",
     "embd",
@@ -90,54 +130,6 @@ SIZES = (
     "vocab",
     "ctx",
 )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A tensor of an architecture: GGUF name, role, and the spec sizes it has, slowest first."""
-
-    name: str
-    role: str
-    dims: tuple[str, ...]
-
-
-_ATTENTION = (
-    _Row("attn_norm", "ones", ("embd",)),
-    _Row("attn_q", "dense-sharp", ("q", "embd")),
-    _Row("attn_k", "dense-sharp", ("kv", "embd")),
-    _Row("attn_v", "dense", ("kv", "embd")),
-    _Row("attn_output", "dense-out", ("embd", "q")),
-)
-_QK_NORMS = (
-    _Row("attn_q_norm", "sharp", ("head_dim",)),
-    _Row("attn_k_norm", "sharp", ("head_dim",)),
-)
-_EXPERTS = (
-    _Row("ffn_norm", "ones", ("embd",)),
-    _Row("ffn_gate_inp", "router", ("experts", "embd")),
-    _Row("ffn_gate_exps", "expert", ("experts", "ffn", "embd")),
-    _Row("ffn_up_exps", "expert", ("experts", "ffn", "embd")),
-    _Row("ffn_down_exps", "expert-out", ("experts", "embd", "ffn")),
-)
-_DENSE_FFN = (
-    _Row("ffn_norm", "ones", ("embd",)),
-    _Row("ffn_gate", "dense", ("ffn", "embd")),
-    _Row("ffn_up", "dense", ("ffn", "embd")),
-    _Row("ffn_down", "dense-out", ("embd", "ffn")),
-)
-_SHARED_EXPERT = (
-    _Row("ffn_gate_inp_shexp", "router", ("embd",)),
-    _Row("ffn_gate_shexp", "dense", ("shared_ffn", "embd")),
-    _Row("ffn_up_shexp", "dense", ("shared_ffn", "embd")),
-    _Row("ffn_down_shexp", "dense-out", ("embd", "shared_ffn")),
-)
-ARCHITECTURES = {
-    "qwen2moe": _ATTENTION + _EXPERTS + _SHARED_EXPERT,
-    "qwen3moe": _ATTENTION + _QK_NORMS + _EXPERTS,
-    "qwen3": _ATTENTION + _QK_NORMS + _DENSE_FFN,
-}
-# These take the head size from embd / heads instead of reading it.
-_SQUARE_ATTENTION = frozenset({"qwen2moe"})
 
 
 @dataclass(frozen=True)
@@ -155,15 +147,24 @@ class Tensor:
         """Bytes in the file, without padding."""
         return pack.row_bytes(self.type, prod(self.shape))
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether this tensor holds the routed experts of a layer."""
+        return self.role in ("expert", "expert-out")
+
 
 def tensors(spec: ModelSpec) -> list[Tensor]:
     """Return the tensors of a valid spec in file order."""
+    arch = ARCHITECTURES[spec.arch]
     sizes = asdict(spec) | {"q": spec.heads * spec.head_dim, "kv": spec.kv_heads * spec.head_dim}
+    sizes |= arch.sizes(spec)
     types = {
         "expert": spec.type,
         "dense": spec.dense_type or spec.type,
         "embedding": spec.embd_type,
         "output": spec.embd_type,
+        "half": "F16",
+        "ids": "I32",
     }
     # Damped, so that all layers together add about as much as a token's own part of embedding.
     damping = 4 * ((1 - spec.locality) / (2 * spec.layers)) ** 0.5
@@ -175,22 +176,26 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
         "router": 2.0,
         "output": 2.0,
     }
+    fixed = {"small": 0.01, "near-one": 0.1}
 
-    def tensor(name: str, row: _Row) -> Tensor:
+    def tensor(prefix: str, row: Row) -> Tensor:
         shape = tuple(sizes[dim] for dim in row.dims)
-        std = gains.get(row.role, 1.0) / shape[-1] ** 0.5
-        return Tensor(name, row.role, shape, types.get(row.role.split("-")[0], "F32"), std)
+        std = fixed.get(row.role, gains.get(row.role, 1.0) / shape[-1] ** 0.5)
+        kind = types.get(row.role.split("-")[0], "F32")
+        return Tensor(f"{prefix}{row.name}.{row.suffix}", row.role, shape, kind, std)
 
     layers = [
-        tensor(f"blk.{layer}.{row.name}.weight", row)
-        for layer in range(spec.layers)
-        for row in ARCHITECTURES[spec.arch]
+        tensor(f"blk.{layer}.", row)
+        for layer in range(spec.layers + spec.mtp_layers)
+        for row in arch.rows
+        if row.when is None or row.when(spec, layer)
     ]
     return [
-        tensor("token_embd.weight", _Row("", "embedding", ("vocab", "embd"))),
+        tensor("", Row("token_embd", "embedding", ("vocab", "embd"))),
         *layers,
-        tensor("output_norm.weight", _Row("", "last-norm", ("embd",))),
-        tensor("output.weight", _Row("", "output", ("vocab", "embd"))),
+        *(tensor("", row) for row in arch.top),
+        tensor("", Row("output_norm", "last-norm", ("embd",))),
+        tensor("", Row("output", "output", ("vocab", "embd"))),
     ]
 
 
@@ -223,10 +228,8 @@ def check(spec: ModelSpec) -> None:
             spec.heads % spec.kv_heads == 0,
             f"heads ({spec.heads}) is not a multiple of kv_heads ({spec.kv_heads})",
         )
-    if spec.arch in _SQUARE_ATTENTION:
-        square = spec.heads * spec.head_dim == spec.embd
-        heads = f"{spec.heads} * {spec.head_dim}"
-        need(square, f"{spec.arch} needs heads * head_dim = embd, not {heads} != {spec.embd}")
+    if arch := ARCHITECTURES.get(spec.arch):
+        problems += _misfits(spec, arch)
     if not problems:
         for tensor in tensors(spec):
             values, _ = pack.block_size(tensor.type)
@@ -237,6 +240,24 @@ def check(spec: ModelSpec) -> None:
             )
     if problems:
         raise UsageError("this model shape does not work", evidence=problems[:8])
+
+
+def _misfits(spec: ModelSpec, arch: Architecture) -> list[str]:
+    """Say what an architecture does not allow in a spec."""
+    found: list[str] = []
+    if arch.square and spec.heads * spec.head_dim != spec.embd:
+        heads = f"{spec.heads} * {spec.head_dim}"
+        found.append(f"{spec.arch} needs heads * head_dim = embd, not {heads} != {spec.embd}")
+    if arch.one_kv_head and spec.kv_heads != 1:
+        found.append(f"{spec.arch} has one key/value head, not {spec.kv_heads}")
+    for name in LAYER_KINDS:
+        count = getattr(spec, name)
+        most = 1 if name == "mtp_layers" else spec.layers
+        if count and name not in arch.layer_kinds:
+            found.append(f"{spec.arch} has no {name}")
+        elif not 0 <= count <= most:
+            found.append(f"{name} ({count}) is not between 0 and {most}")
+    return found
 
 
 def total_bytes(spec: ModelSpec) -> int:

@@ -167,9 +167,9 @@ def _file(reader: GGUFReader, items: list[_Tensor], how: Widening) -> Iterator[b
         end = field.offset + sum(int(part.nbytes) for part in field.parts)
         struct.pack_into("<I", head, end - 4, value)
     for item, offset in zip(items, offsets, strict=False):
-        name = item.name.encode()
+        label = item.name.encode()
         dims = tuple(reversed(item.shape))
-        head += struct.pack(f"<Q{len(name)}sI{len(dims)}Q", len(name), name, len(dims), *dims)
+        head += struct.pack(f"<Q{len(label)}sI{len(dims)}Q", len(label), label, len(dims), *dims)
         head += struct.pack("<IQ", int(GGMLQuantizationType[item.type]), offset)
     yield bytes(head) + bytes(-len(head) % align)
     for item, size in zip(items, sizes, strict=True):

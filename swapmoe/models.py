@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -15,8 +14,9 @@ from gguf.constants import GGUFValueType
 
 from swapmoe import model_pack as pack
 from swapmoe.errors import ModelError, UsageError
+from swapmoe.model_archs import ARCHITECTURES
+from swapmoe.model_rows import Value
 from swapmoe.model_spec import (
-    ARCHITECTURES,
     PRESETS,
     ModelSpec,
     Tensor,
@@ -83,6 +83,10 @@ def _chunks(spec: ModelSpec, tensor: Tensor, vocabulary: Vocabulary) -> Iterator
         norm[: spec.embd // 4] = 0
         yield pack.convert_rows(norm, tensor.type)
         return
+    if tensor.role == "near-one":
+        factors = 1 + pack.random_floats(spec.seed, tensor.name, 0, prod(tensor.shape), tensor.std)
+        yield pack.convert_rows(factors, tensor.type)
+        return
     if len(tensor.shape) == 3:
         count = prod(tensor.shape[1:])
         for expert in range(tensor.shape[0]):
@@ -93,7 +97,11 @@ def _chunks(spec: ModelSpec, tensor: Tensor, vocabulary: Vocabulary) -> Iterator
     step = max(1, CHUNK_BYTES // (4 * width))
     for index, start in enumerate(range(0, total, step)):
         rows = min(step, total - start)
-        if tensor.role == "embedding":
+        if tensor.role == "ids":
+            keys = pack.random_floats(spec.seed, tensor.name, index, rows * spec.experts, 1)
+            order = keys.reshape(rows, spec.experts).argsort(axis=1, kind="stable")
+            yield np.ascontiguousarray(order[:, :width], "<i4").reshape(-1).view(np.uint8)
+        elif tensor.role == "embedding":
             yield pack.convert_rows(_embedding_rows(spec, tensor, index, rows), tensor.type)
         elif tensor.role == "output":
             values = pack.random_floats(
@@ -109,10 +117,10 @@ def _chunks(spec: ModelSpec, tensor: Tensor, vocabulary: Vocabulary) -> Iterator
 
 def _add_metadata(writer: GGUFWriter, spec: ModelSpec, vocabulary: Vocabulary) -> None:
     writer.add_name(f"swapmoe generated {spec.arch}")
-    writer.add_description(json.dumps(asdict(spec)))
+    writer.add_description(json.dumps(spec.shape))
     writer.add_context_length(spec.ctx)
     writer.add_embedding_length(spec.embd)
-    writer.add_block_count(spec.layers)
+    writer.add_block_count(spec.layers + spec.mtp_layers)
     writer.add_feed_forward_length(spec.ffn)
     writer.add_head_count(spec.heads)
     writer.add_head_count_kv(spec.kv_heads)
@@ -120,13 +128,15 @@ def _add_metadata(writer: GGUFWriter, spec: ModelSpec, vocabulary: Vocabulary) -
     writer.add_value_length(spec.head_dim)
     writer.add_rope_freq_base(1e6)
     writer.add_layer_norm_rms_eps(1e-6)
-    rows = {row.name for row in ARCHITECTURES[spec.arch]}
-    if "ffn_up_exps" in rows:
+    arch = ARCHITECTURES[spec.arch]
+    if "ffn_down_exps" in arch.names:
         writer.add_expert_count(spec.experts)
         writer.add_expert_used_count(spec.used)
         writer.add_expert_feed_forward_length(spec.ffn)
-    if "ffn_up_shexp" in rows:
+    if "ffn_up_shexp" in arch.names:
         writer.add_expert_shared_feed_forward_length(spec.shared_ffn)
+    for key, value in arch.keys(spec).items():
+        _add_key(writer, f"{spec.arch}.{key}", value)
     writer.add_vocab_size(spec.vocab)
     writer.add_quantization_version(2)
     writer.add_tokenizer_model("gpt2")
@@ -137,6 +147,18 @@ def _add_metadata(writer: GGUFWriter, spec: ModelSpec, vocabulary: Vocabulary) -
     writer.add_bos_token_id(vocabulary.eos)
     writer.add_eos_token_id(vocabulary.eos)
     writer.add_add_bos_token(False)
+
+
+def _add_key(writer: GGUFWriter, key: str, value: Value) -> None:
+    match value:
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case _:
+            writer.add_array(key, value)
 
 
 def _check_space(directory: Path, needed: int) -> None:

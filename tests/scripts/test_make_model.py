@@ -39,6 +39,33 @@ def test_script_exit_codes(tmp_path: Path, argv: list[str], code: int, said: str
     assert "Traceback" not in done.stderr
 
 
+def test_from_widens_and_says_what_it_left(tmp_path: Path) -> None:
+    small, wide = tmp_path / "small.gguf", tmp_path / "wide.gguf"
+    run_script("--ffn", "256", "--type", "F32", "-o", str(small))
+    done = run_script("--from", str(small), "--type", "Q4_K", "-o", str(wide))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(wide)
+    assert "16 experts, 4 used; 2 of 6 routed tensors in Q4_K" in done.stderr
+    assert "blk.1.ffn_up_exps.weight keeps its type: row of 64" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "said"),
+    [
+        (["--layers", "3", "--hash-layers", "1"], 2, "--layers, --hash-layers does not go with it"),
+        (["--preset", "tiny"], 2, "do not go with --from"),
+        (["--shards", "2"], 2, "do not go with --from"),
+        ([], 9, "cannot read"),
+    ],
+)
+def test_from_refuses(tmp_path: Path, argv: list[str], code: int, said: str) -> None:
+    source, target = tmp_path / "none.gguf", tmp_path / "m.gguf"
+    done = run_script("--from", str(source), *argv, "-o", str(target))
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 MEASURE_WRITE = """
 import resource, sys
 from pathlib import Path

@@ -30,7 +30,10 @@ def field(reader: GGUFReader, key: str) -> object:
     return reader.fields[key].contents()
 
 
-@pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3moe", "tiny-dense"])
+TINY = [name for name in PRESETS if name.startswith("tiny")]
+
+
+@pytest.mark.parametrize("preset", TINY)
 def test_file_holds_the_tensors_of_the_spec(folder: Path, preset: str) -> None:
     spec = PRESETS[preset]
     reader = GGUFReader(make_tiny(folder, preset))
@@ -44,6 +47,39 @@ def test_file_holds_the_tensors_of_the_spec(folder: Path, preset: str) -> None:
 
 def test_tiny_has_24_slices() -> None:
     assert PRESETS["tiny"].slices == 24
+
+
+def test_presets_have_the_slices_of_their_tables() -> None:
+    assert {name: PRESETS[name].slices for name in TINY} == {
+        "tiny": 2 * 3 * 4,
+        "tiny-qwen3moe": 2 * 3 * 8,
+        "tiny-dense": 0,
+        "tiny-gpt-oss": 2 * 3 * 16,
+        "tiny-gemma4": 2 * 2 * 16,
+        "tiny-laguna": (3 - 1) * 3 * 16,
+        "tiny-deepseek4": (4 + 1) * 3 * 16,
+    }
+
+
+def test_hash_layers_map_each_token_to_distinct_experts(folder: Path) -> None:
+    spec = PRESETS["tiny-deepseek4"]
+    tables = [
+        t.data
+        for t in GGUFReader(make_tiny(folder, "tiny-deepseek4")).tensors
+        if "tid2eid" in t.name
+    ]
+    assert len(tables) == spec.hash_layers
+    assert not (tables[0] == tables[1]).all()
+    for table in tables:
+        assert table.shape == (spec.vocab, spec.used)
+        assert table.dtype == np.int32
+        assert all(len(set(row)) == spec.used for row in table.tolist())
+        assert set(table.flatten().tolist()) == set(range(spec.experts))
+
+
+def test_later_fields_leave_earlier_models_as_they_were() -> None:
+    assert PRESETS["tiny"].digest == "187b7dfb"
+    assert PRESETS["tiny-qwen3moe"].digest == "901bba3e"
 
 
 def test_big_preset_has_the_measured_shape() -> None:
@@ -162,6 +198,11 @@ def test_shard_names() -> None:
         ({"arch": "gpt2"}, "arch gpt2"),
         ({"type": "Q9"}, "type Q9"),
         ({"embd_type": "Q4_K"}, "embd_type Q4_K"),
+        ({"hash_layers": 1}, "qwen2moe has no hash_layers"),
+        ({"arch": "laguna", "dense_layers": 3}, "dense_layers (3) is not between 0 and 2"),
+        ({"arch": "laguna", "dense_layers": -1}, "dense_layers (-1)"),
+        ({"arch": "deepseek4"}, "one key/value head, not 2"),
+        ({"arch": "deepseek4", "mtp_layers": 2}, "mtp_layers (2) is not between 0 and 1"),
     ],
 )
 def test_bad_shapes_are_refused_before_writing(
