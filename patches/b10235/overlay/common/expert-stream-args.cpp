@@ -3,6 +3,7 @@
 #include "common.h"
 #include "log.h"
 
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -13,6 +14,21 @@ static void flush_log_at_exit() {
     static const int registered = std::atexit([]() { common_log_flush(common_log_main()); });
     (void) registered;
 #endif
+}
+
+// The common logger has one threshold for the terminal and its file; this copies the library's lines, at once.
+static void log_to_file_too(ggml_log_level level, const char * text, void * file) {
+    fputs(text, (FILE *) file);
+    fflush((FILE *) file);
+    common_log_default_callback(level, text, nullptr);
+}
+
+// digits only: std::stoi would take "1x" and wrap what is too large
+static uint64_t parse_count(const std::string & value, uint64_t max) {
+    if (value.empty() || value.size() > 19 || value.find_first_not_of("0123456789") != std::string::npos || std::stoull(value) > max) {
+        throw std::invalid_argument("invalid value");
+    }
+    return std::stoull(value);
 }
 
 void common_expert_stream_add_args(const std::function<void(common_arg)> & add_opt) {
@@ -36,4 +52,43 @@ void common_expert_stream_add_args(const std::function<void(common_arg)> & add_o
             }
         }
     ).set_env("LLAMA_ARG_EXPERT_IO"));
+    add_opt(common_arg(
+        {"--expert-cache-size"}, "N",
+        "MiB of streamed experts that stay in memory after a forward pass, those used last (default: 0 = no limit)",
+        [](common_params & params, const std::string & value) {
+            params.expert_stream.cache_size = parse_count(value, UINT64_MAX >> 21) << 20;
+        }
+    ).set_env("LLAMA_ARG_EXPERT_CACHE_SIZE"));
+    add_opt(common_arg(
+        {"--expert-keep-recent"}, "N",
+        "streamed experts per layer that stay in memory after a forward pass, those used last (default: 0 = no limit)",
+        [](common_params & params, const std::string & value) {
+            params.expert_stream.keep_recent = parse_count(value, INT32_MAX);
+        }
+    ).set_env("LLAMA_ARG_EXPERT_KEEP_RECENT"));
+    add_opt(common_arg(
+        {"--expert-fixation"}, "N",
+        "share the experts of a forward pass with the N-1 passes after it; changes the answers (default: 0 = off)",
+        [](common_params & params, const std::string & value) {
+            params.expert_stream.fixation = parse_count(value, INT32_MAX);
+        }
+    ).set_env("LLAMA_ARG_EXPERT_FIXATION"));
+    add_opt(common_arg(
+        {"--expert-prefetch"},
+        "read streamed experts that are known or likely to be needed in the background (default: disabled)",
+        [](common_params & params) {
+            params.expert_stream.prefetch = true;
+        }
+    ).set_env("LLAMA_ARG_EXPERT_PREFETCH"));
+    add_opt(common_arg(
+        {"--expert-log"}, "FNAME",
+        "write the log of the library, with the lines of expert streaming, to this file too, whatever the verbosity",
+        [](common_params & /*params*/, const std::string & value) {
+            FILE * file = ggml_fopen(value.c_str(), "w"); // open until the program ends
+            if (!file) {
+                throw std::invalid_argument("cannot open the file");
+            }
+            llama_log_set(log_to_file_too, file);
+        }
+    ).set_env("LLAMA_ARG_EXPERT_LOG"));
 }

@@ -6,6 +6,8 @@
 
 #include "llama.h"
 
+#define LLAMA_EXPERT_STREAM_VERSION 2
+
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,18 +24,31 @@ extern "C" {
     struct llama_expert_stream_params {
         bool                 enabled;
         enum llama_expert_io io;
+        uint64_t             cache_size;  // bytes of routed experts to keep after a pass, 0 = no limit
+        uint32_t             keep_recent; // experts to keep per layer after a pass, 0 = no limit
+        uint32_t             fixation;    // passes that share the experts of their first, 0 = off
+        bool                 prefetch;    // read experts that are known or likely to be needed, in the background
     };
 
-    // counters since the model was loaded, over all contexts of the model
+    // counters since the model was loaded or they were reset, over all contexts of the model
+    // a slice is one expert's part of one tensor
     struct llama_expert_stream_stats {
-        uint64_t n_slices;     // slices tracked; a slice is one expert's part of one tensor
-        uint64_t n_passes;     // forward passes seen
-        uint64_t n_routed;     // slices that those passes needed, each once per layer and pass
-        uint64_t n_hinted;     // slices whose bytes were asked for at routing time
-        uint64_t hint_bytes;   // bytes asked for, whole pages
-        uint64_t hint_errors;  // requests that the system refused
-        uint64_t read_bytes;   // bytes that the process made the storage read (0 where not known)
-        uint64_t major_faults; // page faults that waited for the storage (0 where not known)
+        uint64_t n_slices;         // slices tracked
+        uint64_t n_passes;         // forward passes seen
+        uint64_t n_routed;         // slices that those passes needed, each once per layer and pass
+        uint64_t n_hits;           // of those, used before and not dropped since
+        uint64_t n_misses;         // of those, the others
+        uint64_t n_hinted;         // slices whose bytes were asked for
+        uint64_t hint_bytes;       // bytes asked for, whole pages
+        uint64_t hint_errors;      // requests that the system refused
+        uint64_t n_evicted;        // slices dropped to keep a limit
+        uint64_t evicted_bytes;
+        uint64_t resident_bytes;   // of slices used or prefetched and not dropped since (the system may have dropped more)
+        uint64_t n_predicted;      // slices asked for before the router chose
+        uint64_t n_predicted_used; // of those, chosen in the same pass
+        uint64_t n_predicted_lost; // of those, not chosen
+        uint64_t read_bytes;       // bytes that the process made the storage read (0 where not known)
+        uint64_t major_faults;     // page faults that waited for the storage (0 where not known)
     };
 
     LLAMA_API struct llama_expert_stream_params llama_expert_stream_default_params(void);
@@ -45,6 +60,8 @@ extern "C" {
 
     // returns false when the model does not stream
     LLAMA_API bool llama_expert_stream_get_stats(const struct llama_model * model, struct llama_expert_stream_stats * stats);
+
+    LLAMA_API void llama_expert_stream_reset_stats(const struct llama_model * model);
 
 #ifdef __cplusplus
 }

@@ -88,6 +88,12 @@ bool llama_expert_io_no_readahead(const llama_expert_range &) {
     return false;
 }
 
+bool llama_expert_io_evict(const llama_expert_range & range) {
+    const auto pages = llama_expert_pages_inner(range, llama_expert_page_size());
+    // unlocking pages that are not locked fails with this error, and takes them out of the working set
+    return pages.first == pages.last || VirtualUnlock((void *) pages.first, pages.last - pages.first) || GetLastError() == ERROR_NOT_LOCKED;
+}
+
 llama_expert_io_usage llama_expert_io_get_usage() {
     // reads of mapped pages are in no counter, and the fault counter mixes soft faults in
     IO_COUNTERS io = {};
@@ -131,6 +137,21 @@ llama_expert_hint_result llama_expert_io_hint(const llama_expert_range * ranges,
 bool llama_expert_io_no_readahead(const llama_expert_range & range) {
     const auto pages = llama_expert_pages_inner(range, llama_expert_page_size());
     return pages.first < pages.last && madvise((void *) pages.first, pages.last - pages.first, MADV_RANDOM) == 0;
+}
+
+bool llama_expert_io_evict(const llama_expert_range & range) {
+    const auto pages = llama_expert_pages_inner(range, llama_expert_page_size());
+    if (pages.first == pages.last) {
+        return true;
+    }
+    const size_t size = pages.last - pages.first;
+    bool ok = madvise((void *) pages.first, size, MADV_DONTNEED) == 0;
+#if defined(__linux__)
+    // the page cache keeps what the process gives back, and only gives up pages that nobody has mapped
+    const off_t offs = (off_t) (range.offs + (pages.first - (uintptr_t) range.addr));
+    ok = posix_fadvise(range.fd, offs, (off_t) size, POSIX_FADV_DONTNEED) == 0 && ok;
+#endif
+    return ok;
 }
 
 llama_expert_io_usage llama_expert_io_get_usage() {

@@ -10,7 +10,7 @@ struct llama_expert_range {
     const void * addr;
     size_t       size;
 
-    int      fd;   // the mapped file, used where the system takes hints by file position only (macOS)
+    int      fd;   // the mapped file
     uint64_t offs; // position of addr in that file
 };
 
@@ -38,6 +38,10 @@ llama_expert_hint_result llama_expert_io_hint(const llama_expert_range * ranges,
 // a page fault inside the range reads that page alone, without its neighbours
 // returns false when the system refused or has no such notion
 bool llama_expert_io_no_readahead(const llama_expert_range & range);
+
+// take the range out of memory: out of the process and out of the page cache, whole pages inside of it only
+// returns false when the system refused
+bool llama_expert_io_evict(const llama_expert_range & range);
 
 struct llama_expert_io_usage {
     uint64_t read_bytes;

@@ -1,5 +1,7 @@
 #include "llama-expert-stream.h"
 
+#include "llama-expert-prefetch.h"
+#include "llama-hparams.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-model-loader.h"
@@ -7,12 +9,13 @@
 #include "ggml.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
-#if defined(__APPLE__)
+#ifndef _WIN32
     #include <unistd.h>
 #endif
 
@@ -21,7 +24,14 @@
 //
 
 llama_expert_stream_params llama_expert_stream_default_params() {
-    return { /*.enabled =*/ false, /*.io =*/ LLAMA_EXPERT_IO_AUTO };
+    return {
+        /*.enabled     =*/ false,
+        /*.io          =*/ LLAMA_EXPERT_IO_AUTO,
+        /*.cache_size  =*/ 0,
+        /*.keep_recent =*/ 0,
+        /*.fixation    =*/ 0,
+        /*.prefetch    =*/ false,
+    };
 }
 
 const char * llama_expert_io_name(llama_expert_io io) {
@@ -44,11 +54,17 @@ bool llama_expert_io_from_str(const char * str, llama_expert_io * io) {
 }
 
 bool llama_expert_stream_get_stats(const llama_model * model, llama_expert_stream_stats * stats) {
-    if (model->expert_stream == nullptr) {
+    if (!model->expert_stream) {
         return false;
     }
     *stats = model->expert_stream->stats();
     return true;
+}
+
+void llama_expert_stream_reset_stats(const llama_model * model) {
+    if (model->expert_stream) {
+        model->expert_stream->reset_stats();
+    }
 }
 
 //
@@ -69,127 +85,154 @@ int llama_expert_tensor_layer(const char * name) {
     return -1;
 }
 
-static bool is_down_exps(const ggml_tensor * tensor) {
-    return strstr(tensor->name, ".ffn_down_exps.") != nullptr;
+// blk.<n>.ffn_gate_tid2eid.weight of DeepSeek-V4
+static bool is_token_experts(const char * name) {
+    const char * suffix = strstr(name, ".ffn_gate_tid2eid.weight");
+    return suffix != nullptr && strlen(suffix) == strlen(".ffn_gate_tid2eid.weight");
 }
 
 //
 // llama_expert_stream
 //
 
-llama_expert_stream::llama_expert_stream(llama_expert_io io) :
-    io(io == LLAMA_EXPERT_IO_AUTO ? LLAMA_EXPERT_IO_MMAP : io) {
-    usage_start = llama_expert_io_get_usage();
+llama_expert_range llama_expert_layer::slice(size_t i, int64_t expert) const {
+    const auto & t = tensors[i];
+    const size_t size = slice_size(i);
+    return { (const uint8_t *) t.addr + expert*size, size, t.fd, t.offs + expert*size };
+}
+
+static llama_expert_stream_params resolve(llama_expert_stream_params params) {
+    if (params.io == LLAMA_EXPERT_IO_AUTO) {
+        params.io = LLAMA_EXPERT_IO_MMAP;
+    }
+    return params;
+}
+
+llama_expert_stream::llama_expert_stream(const llama_expert_stream_params & params) :
+    params(resolve(params)), usage_start(llama_expert_io_get_usage()) {
 }
 
 llama_expert_stream::~llama_expert_stream() {
-#if defined(__APPLE__)
+    if (prefetch) {
+        prefetch.reset();
+        LLAMA_LOG_INFO("expert_stream: async prefetch issued %" PRIu64 " page hints across %zu layers\n",
+                n_prefetched.load(), prefetched_layers.size());
+    }
+#if !defined(_WIN32)
     for (const auto & it : fds) {
         close(it.second);
     }
 #endif
-    if (n_slices == 0) {
+    if (all_layers.empty()) {
         return; // a trial load
     }
     const auto s = stats();
-    LLAMA_LOG_INFO("expert_stream: statistics: passes=%" PRIu64 " routed=%" PRIu64 " hinted=%" PRIu64 " hint_bytes=%" PRIu64
-            " hint_errors=%" PRIu64 " read_bytes=%" PRIu64 " major_faults=%" PRIu64 "\n",
-            s.n_passes, s.n_routed, s.n_hinted, s.hint_bytes, s.hint_errors, s.read_bytes, s.major_faults);
+    LLAMA_LOG_INFO("expert_stream: statistics: passes=%" PRIu64 " routed=%" PRIu64 " hits=%" PRIu64 " misses=%" PRIu64
+            " hinted=%" PRIu64 " hint_bytes=%" PRIu64 " hint_errors=%" PRIu64
+            " evicted=%" PRIu64 " evicted_bytes=%" PRIu64 " resident_bytes=%" PRIu64
+            " predicted=%" PRIu64 " predicted_used=%" PRIu64 " prefetch_wasted=%" PRIu64
+            " read_bytes=%" PRIu64 " major_faults=%" PRIu64 "\n",
+            s.n_passes, s.n_routed, s.n_hits, s.n_misses, s.n_hinted, s.hint_bytes, s.hint_errors,
+            s.n_evicted, s.evicted_bytes, s.resident_bytes, s.n_predicted, s.n_predicted_used, s.n_predicted_lost,
+            s.read_bytes, s.major_faults);
 }
 
 int llama_expert_stream::keep_fd(int fd) {
-#if defined(__APPLE__)
-    const auto it = fds.find(fd);
-    return it != fds.end() ? it->second : fds[fd] = dup(fd);
+#if defined(_WIN32)
+    return fd; // not used there
 #else
-    return fd;
+    const auto it = fds.find(fd);
+    if (it != fds.end()) {
+        return it->second;
+    }
+    const int own = dup(fd);
+    if (fd >= 0 && own < 0) {
+        throw std::runtime_error(format("expert_stream: cannot keep the model file open: %s", strerror(errno)));
+    }
+    return fds[fd] = own;
 #endif
 }
 
 void llama_expert_stream::add_tensor(const ggml_tensor * tensor, int fd, uint64_t offs) {
-    auto & l = layer_of_index[llama_expert_tensor_layer(tensor->name)];
-    if (l == nullptr) {
-        layers.push_back(std::make_unique<layer>());
-        l = layers.back().get();
-        l->stream   = this;
-        l->is_first = layers.size() == 1;
-        l->n_expert = tensor->ne[2];
-        GGML_ASSERT(l->n_expert <= LLAMA_MAX_EXPERTS);
+    if (is_token_experts(tensor->name)) {
+        if (tensor->type == GGML_TYPE_I32 && ggml_backend_buffer_is_host(tensor->buffer)) {
+            int il = -1;
+            sscanf(tensor->name, "blk.%d.", &il);
+            all_layers[il].token_experts = tensor;
+        }
+        return;
     }
-    if (tensor->ne[2] != l->n_expert) {
+    auto & l = all_layers[llama_expert_tensor_layer(tensor->name)];
+    if (l.tensors.empty()) {
+        l.n_expert = tensor->ne[2];
+        GGML_ASSERT(l.n_expert <= LLAMA_MAX_EXPERTS);
+    }
+    if (tensor->ne[2] != l.n_expert) {
         throw std::runtime_error(format("expert_stream: tensor '%s' has %" PRId64 " experts, others of its layer have %" PRId64,
-                    tensor->name, tensor->ne[2], l->n_expert));
+                    tensor->name, tensor->ne[2], l.n_expert));
     }
 
     const llama_expert_range range = { tensor->data, ggml_nbytes(tensor), keep_fd(fd), offs };
-    if (is_down_exps(tensor)) {
-        layer_of_down[tensor] = l;
-        l->tensors.push_back(range);
+    if (strstr(tensor->name, ".ffn_down_exps.") != nullptr) {
+        l.down = tensor;
+        l.tensors.push_back(range);
     } else {
-        l->tensors.insert(l->tensors.begin(), range); // used before down
+        l.tensors.insert(l.tensors.begin(), range); // used before down
     }
-    n_slices += l->n_expert;
 
-    if (io == LLAMA_EXPERT_IO_MMAP) {
+    if (params.io == LLAMA_EXPERT_IO_MMAP) {
         llama_expert_io_no_readahead(range);
     }
 }
 
-ggml_tensor * llama_expert_stream::observe(ggml_context * ctx, ggml_tensor * ids, const ggml_tensor * down_exps) const {
-    const auto it = layer_of_down.find(down_exps);
-    if (it == layer_of_down.end()) {
-        return ids;
+void llama_expert_stream::start() {
+    for (auto it = all_layers.begin(); it != all_layers.end();) {
+        it = it->second.down ? std::next(it) : all_layers.erase(it); // a token table without routed experts
     }
-    ggml_tensor * result = ggml_map_custom1(ctx, ids, observe_op, GGML_N_TASKS_MAX, it->second);
-    ggml_format_name(result, "%s_observed", ids->name);
-    return result;
-}
-
-// runs on every thread of the pool at once, each with its own ith
-void llama_expert_stream::observe_op(ggml_tensor * dst, const ggml_tensor * ids, int ith, int nth, void * userdata) {
-    GGML_ASSERT(ids->type == GGML_TYPE_I32 && ids->nb[0] == sizeof(int32_t) && ids->ne[2] == 1 && ids->ne[3] == 1);
-
-    const layer & l = *(const layer *) userdata;
-    const auto  * s = l.stream;
-
-    uint8_t is_needed[LLAMA_MAX_EXPERTS] = { 0 };
-    int64_t n_needed = 0;
-
-    // ids is a view into the full sort: its rows are further apart than they are long
-    for (int64_t i1 = 0; i1 < ids->ne[1]; i1++) {
-        const int32_t * row = (const int32_t *) ((const char *) ids->data + i1*ids->nb[1]);
-        for (int64_t i0 = 0; i0 < ids->ne[0]; i0++) {
-            GGML_ASSERT(row[i0] >= 0 && row[i0] < l.n_expert);
-            n_needed += !is_needed[row[i0]];
-            is_needed[row[i0]] = 1;
+    for (auto & [il, l] : all_layers) {
+        size_t size = 0;
+        for (size_t i = 0; i < l.tensors.size(); i++) {
+            size += l.slice_size(i);
         }
-        if (ith == 0) {
-            memcpy((char *) dst->data + i1*dst->nb[1], row, ids->ne[0]*sizeof(int32_t));
-        }
+        l.first_unit = cache.add_layer(l.n_expert, size);
+        layer_of_unit.resize(l.first_unit + l.n_expert, &l);
+        counters.n_slices += l.n_expert*l.tensors.size();
     }
-
-    if (ith == 0) {
-        s->n_passes += l.is_first;
-        s->n_routed += n_needed*l.tensors.size();
-    }
-    if (s->io == LLAMA_EXPERT_IO_MMAP) {
-        s->hint(l, is_needed, ith, nth);
+    is_predicted.resize(layer_of_unit.size());
+    if (params.prefetch) {
+        prefetch = std::make_unique<llama_expert_prefetch>(*this, 2*all_layers.size());
+        LLAMA_LOG_INFO("async prefetch thread started\n");
     }
 }
 
-void llama_expert_stream::hint(const layer & l, const uint8_t * is_needed, int ith, int nth) const {
-    int64_t i = 0;
-    for (const auto & t : l.tensors) {
+void llama_expert_stream::use(const llama_expert_layer & l, const uint8_t * is_needed) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (int64_t e = 0; e < l.n_expert; e++) {
+        if (!is_needed[e]) {
+            continue;
+        }
+        const uint32_t unit     = l.first_unit + e;
+        const uint64_t n_slices = l.tensors.size();
+        counters.n_routed += n_slices;
+        (cache.contains(unit) ? counters.n_hits : counters.n_misses) += n_slices;
+        if (is_predicted[unit]) {
+            is_predicted[unit] = 0;
+            counters.n_predicted_used += n_slices;
+        }
+        cache.touch(unit);
+    }
+}
+
+void llama_expert_stream::hint(const llama_expert_layer & l, const uint8_t * is_needed, int ith, int nth) {
+    int64_t i_needed = 0;
+    for (size_t i = 0; i < l.tensors.size(); i++) {
         llama_expert_range slices[LLAMA_MAX_EXPERTS];
         size_t             n = 0;
-
-        const size_t size = t.size/l.n_expert;
         for (int64_t e = 0; e < l.n_expert; e++) {
-            if (is_needed[e] && i++ % nth == ith) {
-                slices[n++] = { (const uint8_t *) t.addr + e*size, size, t.fd, t.offs + e*size };
+            if (is_needed[e] && i_needed++ % nth == ith) {
+                slices[n++] = l.slice(i, e);
             }
         }
-
         const auto result = llama_expert_io_hint(slices, n);
         n_hinted    += n;
         hint_bytes  += result.bytes;
@@ -197,31 +240,146 @@ void llama_expert_stream::hint(const layer & l, const uint8_t * is_needed, int i
     }
 }
 
+void llama_expert_stream::predict(const llama_expert_layer & l, llama_expert_set experts) {
+    if (!prefetch) {
+        return;
+    }
+    std::lock_guard<std::mutex> lock(mutex);
+    if (!prefetch->push(l, experts)) {
+        return;
+    }
+    for (int64_t e = 0; e < l.n_expert; e++) {
+        const uint32_t unit = l.first_unit + e;
+        if (experts[e] && !is_predicted[unit]) {
+            is_predicted[unit] = 1;
+            predicted.push_back(unit);
+            counters.n_predicted += l.tensors.size();
+            cache.touch(unit);
+        }
+    }
+}
+
+void llama_expert_stream::hint_predicted(const llama_expert_layer & l, const llama_expert_set & experts) {
+    hint(l, experts.data());
+
+    std::vector<uint32_t> late; // dropped while they waited: nobody would drop them again
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        prefetched_layers.insert(&l);
+        for (int64_t e = 0; e < l.n_expert; e++) {
+            if (experts[e]) {
+                n_prefetched += l.tensors.size();
+                if (!cache.contains(l.first_unit + e)) {
+                    late.push_back(l.first_unit + e);
+                }
+            }
+        }
+    }
+    for (const auto unit : late) {
+        evict(unit);
+    }
+}
+
+void llama_expert_stream::evict(uint32_t unit) {
+    const auto & l = *layer_of_unit[unit];
+    for (size_t i = 0; i < l.tensors.size(); i++) {
+        llama_expert_io_evict(l.slice(i, unit - l.first_unit));
+    }
+}
+
+void llama_expert_stream::begin_pass() {
+    std::lock_guard<std::mutex> lock(mutex);
+    counters.n_passes++;
+}
+
+void llama_expert_stream::end_pass() {
+    std::vector<uint32_t> dropped;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        for (const auto unit : predicted) {
+            counters.n_predicted_lost += is_predicted[unit] ? layer_of_unit[unit]->tensors.size() : 0;
+            is_predicted[unit] = 0;
+        }
+        predicted.clear();
+
+        const uint64_t bytes = cache.bytes();
+        dropped = cache.evict(params.cache_size, params.keep_recent);
+        counters.evicted_bytes += bytes - cache.bytes();
+        for (const auto unit : dropped) {
+            counters.n_evicted += layer_of_unit[unit]->tensors.size();
+        }
+    }
+    for (const auto unit : dropped) {
+        evict(unit);
+    }
+}
+
+void llama_expert_stream::drain() {
+    if (prefetch) {
+        prefetch->drain();
+    }
+}
+
 llama_expert_stream_stats llama_expert_stream::stats() const {
     const auto usage = llama_expert_io_get_usage();
-    return {
-        /*.n_slices     =*/ n_slices,
-        /*.n_passes     =*/ n_passes,
-        /*.n_routed     =*/ n_routed,
-        /*.n_hinted     =*/ n_hinted,
-        /*.hint_bytes   =*/ hint_bytes,
-        /*.hint_errors  =*/ hint_errors,
-        /*.read_bytes   =*/ usage.read_bytes   - usage_start.read_bytes,
-        /*.major_faults =*/ usage.major_faults - usage_start.major_faults,
-    };
+
+    std::lock_guard<std::mutex> lock(mutex);
+    auto result = counters;
+    result.resident_bytes = cache.bytes();
+    result.n_hinted       = n_hinted;
+    result.hint_bytes     = hint_bytes;
+    result.hint_errors    = hint_errors;
+    result.read_bytes     = usage.read_bytes   - usage_start.read_bytes;
+    result.major_faults   = usage.major_faults - usage_start.major_faults;
+    return result;
+}
+
+void llama_expert_stream::reset_stats() {
+    std::lock_guard<std::mutex> lock(mutex);
+    const uint64_t n_slices = counters.n_slices;
+    counters = {};
+    counters.n_slices = n_slices;
+    n_hinted    = 0;
+    hint_bytes  = 0;
+    hint_errors = 0;
+    usage_start = llama_expert_io_get_usage();
 }
 
 //
-// calls from the loader and the graph
+// calls from the loader
 //
 
-std::shared_ptr<llama_expert_stream> llama_expert_stream_init(const llama_model_params & params, llama_model_loader & ml) {
-    if (params.expert_stream == nullptr) {
+// refuses limits that no pass could keep
+static void check_limits(const llama_expert_stream_params & params, uint32_t n_expert_used, const llama_model_loader & ml) {
+    if (params.keep_recent > 0 && params.keep_recent < n_expert_used) {
+        throw std::runtime_error(format("expert_stream: keep-recent of %u is below the %u experts a token uses: the floor is %u",
+                    params.keep_recent, n_expert_used, n_expert_used));
+    }
+    uint64_t floor = 0;
+    for (const auto & [name, weight] : ml.weights_map) {
+        if (llama_expert_tensor_layer(name.c_str()) >= 0) {
+            floor += ggml_nbytes(weight.tensor)/weight.tensor->ne[2]*n_expert_used;
+        }
+    }
+    if (params.cache_size > 0 && params.cache_size < floor) {
+        throw std::runtime_error(format("expert_stream: cache size of %.2f MiB is below one token's demand: the floor is %" PRIu64 " MiB",
+                    params.cache_size/1024.0/1024.0, (floor + 1024*1024 - 1)/1024/1024));
+    }
+}
+
+static bool has_options(const llama_expert_stream_params & params) {
+    return params.cache_size > 0 || params.keep_recent > 0 || params.fixation > 0 || params.prefetch;
+}
+
+std::shared_ptr<llama_expert_stream> llama_expert_stream_init(
+        const llama_model_params & model_params, const llama_hparams & hparams, llama_model_loader & ml) {
+    if (model_params.expert_stream == nullptr) {
         return nullptr;
     }
-    if (!params.expert_stream->enabled) {
-        if (params.expert_stream->io != LLAMA_EXPERT_IO_AUTO) {
-            LLAMA_LOG_WARN("expert_stream: --expert-io has no effect without --expert-streaming\n");
+    const auto & params = *model_params.expert_stream;
+    if (!params.enabled) {
+        if (params.io != LLAMA_EXPERT_IO_AUTO || has_options(params)) {
+            LLAMA_LOG_WARN("expert_stream: the --expert-* options have no effect without --expert-streaming\n");
         }
         return nullptr;
     }
@@ -232,15 +390,22 @@ std::shared_ptr<llama_expert_stream> llama_expert_stream_init(const llama_model_
         LLAMA_LOG_WARN("expert_stream: model has no routed expert tensors, loading it without expert streaming\n");
         return nullptr;
     }
-    auto stream = std::make_shared<llama_expert_stream>(params.expert_stream->io);
-    if (!params.no_alloc) { // a trial load maps nothing
-        if (params.load_mode != LLAMA_LOAD_MODE_MMAP) {
-            throw std::runtime_error(format("expert streaming needs load mode 'mmap', got '%s'", llama_load_mode_name(params.load_mode)));
+    check_limits(params, hparams.n_expert_used, ml);
+    auto stream = std::make_shared<llama_expert_stream>(params);
+    if (!model_params.no_alloc) { // a trial load maps nothing
+        if (model_params.load_mode != LLAMA_LOAD_MODE_MMAP) {
+            throw std::runtime_error(format("expert streaming needs load mode 'mmap', got '%s'", llama_load_mode_name(model_params.load_mode)));
         }
         if (!ml.use_mmap) {
             throw std::runtime_error("expert streaming needs a memory-mapped model file, which this build or model does not have");
         }
         LLAMA_LOG_INFO("expert streaming enabled \xe2\x80\x94 skipping initial mmap prefetch for routed expert tensors\n");
+        if (params.keep_recent > 0) {
+            LLAMA_LOG_INFO("expert keep-recent window = %u experts per layer\n", params.keep_recent);
+        }
+        if (params.cache_size > 0) {
+            LLAMA_LOG_INFO("expert_stream: cache size = %.2f MiB\n", params.cache_size/1024.0/1024.0);
+        }
     }
     ml.expert_stream = stream.get();
     return stream;
@@ -262,23 +427,21 @@ void llama_expert_stream_start(
         if (weight == nullptr) {
             continue;
         }
-        const auto & mapping = ml.mappings.at(weight->idx);
-        const bool is_mapped = (const uint8_t *) tensor->data == (const uint8_t *) mapping->addr() + weight->offs;
-        const int  fd        = ml.files.at(weight->idx)->file_id();
-        if (llama_expert_tensor_layer(name.c_str()) >= 0) {
-            GGML_ASSERT(is_mapped);
+        const auto & mapping   = ml.mappings.at(weight->idx);
+        const bool   is_mapped = (const uint8_t *) tensor->data == (const uint8_t *) mapping->addr() + weight->offs;
+        const bool   is_routed = llama_expert_tensor_layer(name.c_str()) >= 0;
+        const int    fd        = ml.files.at(weight->idx)->file_id();
+        GGML_ASSERT(is_mapped || !is_routed);
+        if (is_routed || is_token_experts(name.c_str())) {
             stream->add_tensor(tensor, fd, weight->offs);
-        } else if (is_mapped) {
+        }
+        if (is_mapped && !is_routed) {
             others.push_back({ tensor->data, ggml_nbytes(tensor), fd, weight->offs });
         }
     }
     llama_expert_io_hint(others.data(), others.size());
 
+    stream->start();
     LLAMA_LOG_INFO("expert_stream: tracking %" PRIu64 " routed expert slices\n", stream->stats().n_slices);
-    LLAMA_LOG_INFO("expert_stream: io = %s\n", llama_expert_io_name(stream->io));
-}
-
-ggml_tensor * llama_expert_stream_observe(
-        const llama_expert_stream * stream, ggml_context * ctx, ggml_tensor * ids, const ggml_tensor * down_exps) {
-    return stream ? stream->observe(ctx, ids, down_exps) : ids;
+    LLAMA_LOG_INFO("expert_stream: io = %s\n", llama_expert_io_name(stream->params.io));
 }

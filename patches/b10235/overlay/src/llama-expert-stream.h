@@ -2,38 +2,62 @@
 
 // Expert streaming: the model's side of include/llama-expert.h.
 //
-// One llama_expert_stream belongs to one model and lives as long as it does. It is filled while the model
-// loads and only read afterwards, but for the counters, so contexts of the model may run in parallel.
+// One llama_expert_stream belongs to one model and lives as long as it does. What it knows of the file is filled in
+// while the model loads and only read afterwards; what changes with use is behind a mutex or atomic, so contexts
+// of the model may run in parallel. What belongs to one context is in llama-expert-context.h.
 //
-//   llama_expert_stream_init     before any tensor is created: checks the request, decides what streams
-//   llama_expert_stream_buft     per tensor: routed experts stay in the mapping, never in a repacked copy
-//   llama_expert_stream_start    after the data is in place: takes up the slices, asks for the other weights
-//   llama_expert_stream_observe  per MoE layer while a graph is built: one node after top-k
+//   llama_expert_stream_init   before any tensor is created: checks the request, decides what streams
+//   llama_expert_stream_buft   per tensor: routed experts stay in the mapping, never in a repacked copy
+//   llama_expert_stream_start  after the data is in place: takes up the slices, asks for the other weights
 //
 // Every call is a no-op when the first argument is null, which is what a model that does not stream has.
 //
 // Relies on: routed experts are named blk.<n>.ffn_{gate,up,down,gate_up}_exps.weight, their third dimension
-// is the expert, mapped tensors point into the mapping, the CPU backend runs custom nodes in graph order.
+// is the expert, mapped tensors point into the mapping.
 
 #include "llama-expert.h"
+#include "llama-expert-cache.h"
 #include "llama-expert-io.h"
 
 #include "ggml-backend.h"
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+struct llama_hparams;
 struct llama_model_loader;
+struct llama_expert_prefetch;
 
 // the one place that says which tensors hold routed experts; returns the layer, or -1
 int llama_expert_tensor_layer(const char * name);
 
+// the routed experts of one layer
+struct llama_expert_layer {
+    int64_t  n_expert;
+    uint32_t first_unit; // in the cache
+
+    std::vector<llama_expert_range> tensors; // each n_expert slices, in the order of use
+
+    const ggml_tensor * down;
+    const ggml_tensor * token_experts; // I32 [n_expert_used, n_vocab]: the experts of a token where no router chooses them, or null
+
+    size_t slice_size(size_t i) const { return tensors[i].size/n_expert; }
+
+    llama_expert_range slice(size_t i, int64_t expert) const;
+};
+
+// experts of a layer: 1 where the expert is meant
+using llama_expert_set = std::vector<uint8_t>;
+
 struct llama_expert_stream {
-    explicit llama_expert_stream(llama_expert_io io);
+    explicit llama_expert_stream(const llama_expert_stream_params & params);
     ~llama_expert_stream();
 
     llama_expert_stream(const llama_expert_stream &) = delete;
@@ -42,55 +66,67 @@ struct llama_expert_stream {
     // tensor->data must be the mapped bytes; fd and offs say where they are in the file
     void add_tensor(const ggml_tensor * tensor, int fd, uint64_t offs);
 
-    // adds the observer node for the experts chosen in ids [n_expert_used, n_tokens], returns what to use instead of ids
-    ggml_tensor * observe(ggml_context * ctx, ggml_tensor * ids, const ggml_tensor * down_exps) const;
+    // after the last tensor
+    void start();
+
+    const std::map<int, llama_expert_layer> & layers() const { return all_layers; }
+
+    // the layer's share of a pass: counts, and takes the experts as present
+    void use(const llama_expert_layer & layer, const uint8_t * is_needed);
+
+    // asks for the slices of these experts, or for the share of one of several threads
+    void hint(const llama_expert_layer & layer, const uint8_t * is_needed, int ith = 0, int nth = 1);
+
+    // asks for the slices of these experts in the background, before the router has chosen
+    void predict(const llama_expert_layer & layer, llama_expert_set experts);
+
+    // from the prefetch thread
+    void hint_predicted(const llama_expert_layer & layer, const llama_expert_set & experts);
+
+    void begin_pass();
+    void end_pass();
+
+    // until the background has caught up
+    void drain();
 
     llama_expert_stream_stats stats() const;
+    void reset_stats();
 
-    const llama_expert_io io;
+    const llama_expert_stream_params params; // with io resolved
 
 private:
-    struct layer {
-        const llama_expert_stream * stream;
+    void evict(uint32_t unit);
 
-        bool    is_first; // counts the passes
-        int64_t n_expert;
-
-        std::vector<llama_expert_range> tensors; // each n_expert slices, in the order of use
-    };
-
-    static void observe_op(ggml_tensor * dst, const ggml_tensor * ids, int ith, int nth, void * userdata);
-
-    // this thread's share of the needed slices
-    void hint(const layer & l, const uint8_t * is_needed, int ith, int nth) const;
-
-    // one file descriptor per model file, kept only where hints need it
     int keep_fd(int fd);
 
-    std::vector<std::unique_ptr<layer>>              layers;
-    std::unordered_map<const ggml_tensor *, layer *> layer_of_down; // by the tensor that every MoE layer has
-    std::unordered_map<int, layer *>                 layer_of_index;
-    std::unordered_map<int, int>                     fds; // loader's -> ours
+    std::map<int, llama_expert_layer>       all_layers; // by index in the model
+    std::vector<const llama_expert_layer *> layer_of_unit;
+    std::unordered_map<int, int>            fds; // the loader's -> ours
 
-    llama_expert_io_usage usage_start = { 0, 0 };
+    mutable std::mutex        mutex; // of what follows, up to the atomics
+    llama_expert_cache        cache;
+    std::vector<uint8_t>      is_predicted; // by unit, in this pass
+    std::vector<uint32_t>     predicted;    // the units of is_predicted
+    llama_expert_stream_stats counters = {};
+    llama_expert_io_usage     usage_start;
 
-    uint64_t n_slices = 0;
+    std::atomic<uint64_t> n_hinted    { 0 };
+    std::atomic<uint64_t> hint_bytes  { 0 };
+    std::atomic<uint64_t> hint_errors { 0 };
 
-    mutable std::atomic<uint64_t> n_passes    { 0 };
-    mutable std::atomic<uint64_t> n_routed    { 0 };
-    mutable std::atomic<uint64_t> n_hinted    { 0 };
-    mutable std::atomic<uint64_t> hint_bytes  { 0 };
-    mutable std::atomic<uint64_t> hint_errors { 0 };
+    // of the prefetch thread, since the model was loaded
+    std::atomic<uint64_t>                n_prefetched { 0 };
+    std::set<const llama_expert_layer *> prefetched_layers;
+
+    std::unique_ptr<llama_expert_prefetch> prefetch; // last: its thread uses the rest
 };
 
 // null when params do not ask for streaming; throws when they ask for what cannot work
-std::shared_ptr<llama_expert_stream> llama_expert_stream_init(const llama_model_params & params, llama_model_loader & ml);
+std::shared_ptr<llama_expert_stream> llama_expert_stream_init(
+        const llama_model_params & params, const llama_hparams & hparams, llama_model_loader & ml);
 
 ggml_backend_buffer_type_t llama_expert_stream_buft(
         const llama_expert_stream * stream, const ggml_tensor * tensor, ggml_backend_buffer_type_t buft);
 
 void llama_expert_stream_start(
         llama_expert_stream * stream, const llama_model_loader & ml, const std::vector<std::pair<std::string, ggml_tensor *>> & tensors);
-
-ggml_tensor * llama_expert_stream_observe(
-        const llama_expert_stream * stream, ggml_context * ctx, ggml_tensor * ids, const ggml_tensor * down_exps);
