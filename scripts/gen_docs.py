@@ -45,8 +45,9 @@ def errors_page() -> str:
     lines = [f"| {code} | {text} | {f'`{name}`' if name else ''} |" for code, text, name in rows]
     return (
         "# Exit codes\n\nA message says what failed, the evidence, and the next command to type. "
-        "`swapmoe run` otherwise\nends with the exit code of llama-cli, 128 + n when signal n "
-        "ended it.\n\n| code | meaning | class |\n| --- | --- | --- |\n" + "\n".join(lines) + "\n"
+        "`swapmoe run` and `serve`\notherwise end with the exit code of the program they started, "
+        "128 + n when signal n ended it.\n\n"
+        "| code | meaning | class |\n| --- | --- | --- |\n" + "\n".join(lines) + "\n"
     )
 
 
@@ -62,7 +63,10 @@ def config_page() -> str:
         "# Settings\n\nWhere a value comes from, later ones win: default, the user's "
         "`config.toml`, `./swapmoe.toml`,\nenvironment, command line. `swapmoe config show` prints "
         "each value with its origin. In the files `a.b`\nis key `b` of table `[a]`; `-` and `_` "
-        "mean the same.\n\n| setting | default | environment | meaning |\n"
+        "mean the same. `run.*` count for `swapmoe serve` too.\n\nA size is a whole number of MiB "
+        "or text with a unit, in files, variables and flags alike: `M` and `G`\n(`MiB`, `GiB`) are "
+        "powers of 1024, `MB` and `GB` powers of 1000; `1.5G` is fine, less than 1 MiB is "
+        "not.\n\n| setting | default | environment | meaning |\n"
         "| --- | --- | --- | --- |\n" + "\n".join(lines) + "\n"
     )
 
@@ -70,7 +74,12 @@ def config_page() -> str:
 def _field_text(name: str) -> str:
     """The docstring below a field."""
     table, _, key = name.rpartition(".")
-    kind = {"build": config.BuildSettings, "run": config.RunSettings}.get(table, config.Settings)
+    kinds = {
+        "build": config.BuildSettings,
+        "run": config.RunSettings,
+        "serve": config.ServeSettings,
+    }
+    kind = kinds.get(table, config.Settings)
     after = inspect.getsource(kind).split(f"\n    {key}: ", 1)[1]
     return " ".join(after.split('"""', 2)[1].split())
 
@@ -80,8 +89,8 @@ def hooks_page() -> str:
     pin = pins.load()
     whole = series.read(pin.series_dir)
     parts = [
-        f"# Hooks in llama.cpp {pin.tag}\n\nWhat the patches insert, where, and why upstream has to\n"
-        f"be touched there. The code they call is in `patches/{pin.tag}/overlay/`.\n"
+        f"# Hooks in llama.cpp {pin.tag}\n\nWhat the patches insert, where, and why upstream has to "
+        f"be touched there. The code they call is in\n`patches/{pin.tag}/overlay/`. "
         "`swapmoe patch lint` counts the lines.\n"
     ]
     for patch in whole.patches:

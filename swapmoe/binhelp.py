@@ -3,11 +3,13 @@
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from swapmoe import flags, paths, run
+from swapmoe import paths, run
 from swapmoe.errors import LaunchError, ToolError
+from swapmoe.flag_table import Row
 from swapmoe.smoke import child_env
 
 TIMEOUT_SECONDS = 60.0
@@ -71,18 +73,18 @@ def probe(program: Path) -> Help:
     return Help(options, conclusive=True)
 
 
-def missing_options(found: Help) -> list[str]:
-    """Rows of the flag table the program does not have; nothing when the help is inconclusive."""
+def missing_options(found: Help, rows: Iterable[Row]) -> list[str]:
+    """Rows the program has no option for; nothing when the help is inconclusive."""
     if not found.conclusive:
         return []
-    absent = [row for row in flags.TABLE if row.option not in found.options]
+    absent = [row for row in rows if row.option not in found.options]
     return [f"{row.option} (for {row.setting})" for row in absent]
 
 
-def check(program: Path) -> Help:
-    """The program's help. Raises `LaunchError` when it lacks an option of the flag table."""
+def check(program: Path, rows: Iterable[Row]) -> Help:
+    """The program's help. Raises `LaunchError` when it lacks an option of these rows."""
     found = probe(program)
-    if absent := missing_options(found):
+    if absent := missing_options(found, rows):
         raise LaunchError(
             f"{program.name} does not know {len(absent)} of the options swapmoe uses",
             evidence=[f"not in its --help: {', '.join(absent)}", f"program: {program}"],

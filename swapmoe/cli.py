@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from swapmoe import __version__
-from swapmoe.cli_launch import build, config, demo, run
+from swapmoe.cli_launch import build, config, demo, run, serve
 from swapmoe.cli_patch import patch
 from swapmoe.errors import SwapmoeError
 
@@ -23,7 +23,7 @@ def cli() -> None:
     """Run Mixture-of-Experts models larger than RAM with a patched llama.cpp."""
 
 
-for _command in (build, config, demo, patch, run):
+for _command in (build, config, demo, patch, run, serve):
     cli.add_command(_command)
 
 

@@ -1,13 +1,17 @@
-"""``swapmoe build``, ``run``, ``demo`` and ``config``: thin commands, no logic."""
+"""``swapmoe build``, ``run``, ``serve``, ``demo`` and ``config``: thin commands, no logic."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from swapmoe.build import BuildOptions
     from swapmoe.config import Loaded, Settings
+    from swapmoe.launch import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _pin = click.option("--pin", metavar="TAG", help="Pin to use (default: patches/PIN).")
 _config = click.option(
@@ -32,8 +36,80 @@ _portable = click.option(
 _io = click.option(
     "--io", type=click.Choice(["auto", "mmap", "fault"]), help="How routed experts are read."
 )
+
+
+def _check_size(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> str | None:
+    """A size as the settings understand it; they turn it into bytes."""
+    from swapmoe import sizes
+
+    try:
+        if value is not None:
+            sizes.parse(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r}: {error}") from None
+    return value
+
+
+_expert_options = (
+    _io,
+    click.option(
+        "--prefetch/--no-prefetch",
+        default=None,
+        help="Ask for the next layers' experts in the background.",
+    ),
+    click.option(
+        "--fixation",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Keep the experts of one pass for N passes (0 = off); changes the answers.",
+    ),
+    click.option(
+        "--keep-recent",
+        type=click.IntRange(min=0),
+        metavar="N",
+        help="Experts per layer that stay in memory after use (0 = no limit).",
+    ),
+    click.option(
+        "--cache-size",
+        callback=_check_size,
+        metavar="SIZE",
+        help="Memory for experts: 512 (MiB), 1.5G, 2GB (0 = no limit).",
+    ),
+    click.option(
+        "--ctx", type=click.IntRange(min=0), help="Context in tokens; 0 = the model's own."
+    ),
+)
 _threads = click.option("--threads", type=click.IntRange(min=1), help="Compute threads.")
 _json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+_verbose = click.option(
+    "-v", "--verbose", is_flag=True, help="Show the engine's log and statistics."
+)
+_dry_run = click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+
+
+def _check_model(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if not value:
+        raise click.BadParameter("the path is empty")
+    return value
+
+
+_model = click.option(
+    "-m",
+    "--model",
+    required=True,
+    metavar="FILE",
+    callback=_check_model,
+    help="GGUF file; any shard will do.",
+)
+
+
+def _expert_settings(command: F) -> F:
+    """The options of `run` and `serve` that say how experts are read and kept."""
+    for option in reversed(_expert_options):
+        command = option(command)
+    return command
 
 
 def _load(config_file: Path | None, flags: dict[str, Any]) -> "Loaded":
@@ -81,16 +157,15 @@ def build(
 
 
 @click.command()
-@click.option("-m", "--model", required=True, metavar="FILE", help="GGUF file; any shard will do.")
+@_model
 @click.option("-p", "--prompt", help="Text to answer; the program ends after the answer.")
 @click.option("--chat", is_flag=True, help="Talk on this terminal instead of -p.")
 @click.option("-n", "--n-predict", type=click.IntRange(min=-1), help="Most tokens to generate.")
-@_io
-@click.option("--ctx", type=click.IntRange(min=0), help="Context in tokens; 0 = the model's own.")
+@_expert_settings
 @_threads
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Sampling seed.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the engine's log and statistics.")
-@click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
+@_verbose
+@_dry_run
 @_json
 @_pin
 @_config
@@ -108,19 +183,58 @@ def run(
     **settings: Any,
 ) -> int:
     """Answer a prompt with llama-cli, streaming routed experts from disk."""
-    from swapmoe import console, launch, pins
+    from swapmoe import launch
     from swapmoe.errors import UsageError
 
-    if not model:
-        raise UsageError("the model path is empty", hint="swapmoe run -m MODEL.gguf -p TEXT")
     if chat == (prompt is not None):
         raise UsageError("give either -p TEXT or --chat", hint="swapmoe run --help")
-    if as_json and not dry_run:
-        raise UsageError("--json goes with --dry-run", hint="add --dry-run")
     flags = {f"run.{name}": value for name, value in settings.items()}
     loaded = _load(config_file, {"pin": pin, **flags}).settings
     request = launch.Request(Path(model), prompt, loaded.run, extra, verbose)
-    plan = launch.prepare(request, pins.load(loaded.pin))
+    return _launch(request, loaded, dry_run, as_json)
+
+
+@click.command()
+@_model
+@click.option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")
+@click.option("--port", type=click.IntRange(1, 65535), help="TCP port (default: 8080).")
+@_expert_settings
+@_threads
+@_verbose
+@_dry_run
+@_json
+@_pin
+@_config
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA-SERVER ARGUMENTS]")
+def serve(
+    model: str,
+    host: str | None,
+    port: int | None,
+    verbose: bool,
+    dry_run: bool,
+    as_json: bool,
+    pin: str | None,
+    config_file: Path | None,
+    extra: tuple[str, ...],
+    **settings: Any,
+) -> int:
+    """Serve a model with llama-server, streaming routed experts from disk."""
+    from swapmoe import launch
+
+    flags = {f"run.{name}": value for name, value in settings.items()}
+    flags |= {"pin": pin, "serve.host": host, "serve.port": port}
+    loaded = _load(config_file, flags).settings
+    request = launch.Request(Path(model), None, loaded.run, extra, verbose, loaded.serve)
+    return _launch(request, loaded, dry_run, as_json)
+
+
+def _launch(request: "Request", settings: "Settings", dry_run: bool, as_json: bool) -> int:
+    from swapmoe import console, launch, pins
+    from swapmoe.errors import UsageError
+
+    if as_json and not dry_run:
+        raise UsageError("--json goes with --dry-run", hint="add --dry-run")
+    plan = launch.prepare(request, pins.load(settings.pin))
     if as_json:
         console.emit_json(plan.to_json())
         return 0
@@ -129,7 +243,8 @@ def run(
             console.say(line)
         click.echo(plan.command)
         return 0
-    launch.require_terminal_for_chat(prompt)
+    if request.serve is None:
+        launch.require_terminal_for_chat(request.prompt)
     return launch.execute(plan)
 
 

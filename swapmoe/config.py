@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from swapmoe import sizes
 from swapmoe.console import note
 from swapmoe.errors import ConfigError
 
@@ -26,6 +27,7 @@ ENV_OTHER = tuple(
 )
 """Variables other parts read; they are not settings."""
 
+_TABLE_PREFIXES = ("SWAPMOE_BUILD_", "SWAPMOE_RUN_", "SWAPMOE_SERVE_")
 _ON = ("1", "true", "on", "yes")
 _OFF = ("0", "false", "off", "no")
 
@@ -48,6 +50,14 @@ class RunSettings(_Model):
 
     io: Literal["auto", "mmap", "fault"] = "auto"
     """How routed experts are read."""
+    prefetch: bool = False
+    """Ask for the experts of the next layers ahead, on one background thread."""
+    fixation: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Keep the experts chosen in one pass for this many passes; 0 = off. Changes the answers."""
+    keep_recent: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Experts per layer that stay in memory after use; 0 = no limit."""
+    cache_size: Annotated[int, Field(ge=0, le=sizes.LARGEST)] = 0
+    """Memory for routed experts; written as 512 (MiB), 1.5G or 2GB; 0 = no limit."""
     ctx: Annotated[int, Field(ge=0, le=2**31 - 1)] = 4096
     """Context size in tokens; 0 = what the model was trained with."""
     n_predict: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
@@ -56,6 +66,15 @@ class RunSettings(_Model):
     """Compute threads; unset = llama.cpp's choice."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     """Sampling seed; unset = random."""
+
+
+class ServeSettings(_Model):
+    """Where the server listens."""
+
+    host: Annotated[str, Field(min_length=1, pattern=r"^\S+$")] = "127.0.0.1"
+    """Address to listen on, or a socket file ending in .sock; 0.0.0.0 opens it to the network."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 8080
+    """TCP port to listen on."""
 
 
 class Settings(_Model):
@@ -67,6 +86,11 @@ class Settings(_Model):
     """Where llama.cpp comes from: auto, git, archive, or a path."""
     build: BuildSettings = BuildSettings()
     run: RunSettings = RunSettings()
+    serve: ServeSettings = ServeSettings()
+
+
+SIZES = ("run.cache_size",)
+"""Settings that are written with units and kept in bytes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +142,7 @@ def load(
     sources.append(_Source(given, dict.fromkeys(given, "command line")))
     values: dict[str, object] = {}
     origins = dict.fromkeys(setting_names(), "default")
-    for source in sources:
+    for source in (_in_bytes(source, problems) for source in sources):
         problems += _check(source)
         values.update(source.values)
         origins.update(source.where)
@@ -247,7 +271,7 @@ def _read_env(env: Mapping[str, str], problems: list[str]) -> _Source:
             near = difflib.get_close_matches(
                 variable.removeprefix(ENV_PREFIX), known, n=1, cutoff=0.7
             )
-            if near or variable.startswith(("SWAPMOE_BUILD_", "SWAPMOE_RUN_")):
+            if near or variable.startswith(_TABLE_PREFIXES):
                 guess = f"; did you mean {ENV_PREFIX}{near[0]}?" if near else ""
                 problems.append(f"environment variable {variable} is unknown{guess}")
             else:
@@ -265,10 +289,24 @@ def _from_text(text: str, default: object, name: str) -> object:
         if text.lower() in _ON + _OFF:
             return text.lower() in _ON
         return text
-    wants_text = isinstance(default, str) or name == "pin"
+    wants_text = isinstance(default, str) or name == "pin" or name in SIZES
     if not wants_text and re.fullmatch(r"-?\d{1,18}", text, re.ASCII):
         return int(text)
     return text
+
+
+def _in_bytes(source: _Source, problems: list[str]) -> _Source:
+    """The same values with every size parsed; a size that cannot be is reported and left out."""
+    values = dict(source.values)
+    for name in SIZES:
+        if name not in values:
+            continue
+        try:
+            values[name] = sizes.parse(values[name])
+        except ValueError as error:
+            value = values.pop(name)
+            problems.append(f"{source.where[name]}: {name} = {value!r}: {error}")
+    return _Source(values, source.where)
 
 
 def _nest(values: Mapping[str, object]) -> dict[str, object]:

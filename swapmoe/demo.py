@@ -5,7 +5,7 @@ import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from swapmoe import build, console, launch, models, paths, run
+from swapmoe import build, console, flag_table, launch, models, paths, run
 from swapmoe.config import RunSettings
 from swapmoe.errors import LaunchError
 from swapmoe.model_spec import ModelSpec
@@ -71,7 +71,7 @@ def demo(
     console.say(f"running: {plan.command}")
     done = run.capture(plan.argv, env=child_env(), check=False, timeout=TIMEOUT_SECONDS)
     if done.returncode != 0:
-        raise _failed(done, f"{launch.PROGRAM} ended with exit code {done.returncode}")
+        raise _failed(done, f"{flag_table.CLI} ended with exit code {done.returncode}")
     return _read(done, plan)
 
 
@@ -96,7 +96,7 @@ def _read(done: run.Completed, plan: launch.Plan) -> Result:
     statistics = _STATISTICS.search(done.stderr)
     speed = _SPEED.search(done.stdout)
     if not (tracking and statistics and speed):
-        raise _failed(done, f"{launch.PROGRAM} ran, but does not say that experts were streamed")
+        raise _failed(done, f"{flag_table.CLI} ran, but does not say that experts were streamed")
     if int(tracking[1]) != plan.facts.slices:
         raise _failed(
             done, f"the engine tracks {tracking[1]} slices, the model has {plan.facts.slices}"

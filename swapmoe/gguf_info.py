@@ -42,6 +42,7 @@ class ModelFacts:
     context_length: int
     expert_count: int
     expert_used_count: int
+    nextn_layers: int
     routed: tuple[RoutedTensor, ...]
     expert_like: tuple[str, ...]
     old_layout: str
@@ -50,6 +51,19 @@ class ModelFacts:
     def slices(self) -> int:
         """Routed slices, as the engine counts them: one per expert and tensor."""
         return sum(tensor.slices for tensor in self.routed)
+
+    @property
+    def slices_without_nextn(self) -> int:
+        """Slices without those of the last blocks, which predict the tokens after the next.
+
+        llama.cpp leaves those blocks out unless it speculates with them.
+        """
+        end = self.block_count - self.nextn_layers
+        return sum(tensor.slices for tensor in self.routed if tensor.layer < end)
+
+    def bytes_per_token(self, used: int) -> int:
+        """Bytes of routed experts for one token with `used` experts per layer (engine's rule)."""
+        return sum(used * tensor.slice_bytes for tensor in self.routed)
 
     @property
     def routed_bytes(self) -> int:
@@ -98,6 +112,7 @@ def inspect(path: Path) -> ModelFacts:
         context_length=first.integer(f"{architecture}.context_length") or 0,
         expert_count=first.integer(f"{architecture}.expert_count") or 0,
         expert_used_count=first.integer(f"{architecture}.expert_used_count") or 0,
+        nextn_layers=first.integer(f"{architecture}.nextn_predict_layers") or 0,
         routed=tuple(routed),
         expert_like=tuple(t.name for _, t in tensors if EXPERT_LIKE.fullmatch(t.name)),
         old_layout=next((t.name for _, t in tensors if OLD_LAYOUT.fullmatch(t.name)), ""),

@@ -1,48 +1,70 @@
-"""Start llama-cli with streaming on: look first, build the command, hand over the terminal."""
+"""Start llama-cli or llama-server with streaming on: look first, build the command, hand over."""
 
 import errno
 import os
-import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
-from swapmoe import binhelp, console, flags, gguf_info, receipts, toolchain
-from swapmoe.config import RunSettings
-from swapmoe.errors import LaunchError, SwapmoeError, UsageError
-from swapmoe.flags import Launch
+from swapmoe import (
+    activation,
+    binhelp,
+    budget,
+    console,
+    flags,
+    gguf_info,
+    health,
+    installed,
+    supervise,
+)
+from swapmoe.activation import Expected
+from swapmoe.budget import Demand
+from swapmoe.config import RunSettings, ServeSettings
+from swapmoe.errors import LaunchError, UsageError
+from swapmoe.flag_table import LOG_VARIABLE, Launch, rows
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.pins import Pin
 from swapmoe.receipts import Receipt
 from swapmoe.run import shell_quote
 
-PROGRAM = "llama-cli"
 CHAT_COMMANDS = ("/exit", "/regen", "/clear", "/image ", "/audio ", "/video ", "/read ", "/glob ")
 """llama-cli takes a prompt that starts with one of these as a command, and then never ends."""
+READY_GRACE_SECONDS = 5.0
+"""How long after a server is ready its lines may still be on their way."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. `prompt` None = chat; `extra` goes to llama-cli verbatim."""
+    """What the user asked for. `extra` goes to the program verbatim.
+
+    With `serve` it is a server; else llama-cli with a prompt, or a chat when `prompt` is None.
+    """
 
     model: Path
     prompt: str | None
     settings: RunSettings
     extra: tuple[str, ...] = ()
     verbose: bool = False
+    serve: ServeSettings | None = None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A command that is ready to start. `dropped_env` are variables the child will not see."""
+    """A command that is ready to start.
+
+    `dropped_env` are variables the child will not see, `options` (option, values, what for) what
+    swapmoe wrote into `argv`. `expected` None = the program ends without loading the model.
+    """
 
     argv: tuple[str, ...]
     dropped_env: tuple[str, ...]
+    options: tuple[tuple[str, tuple[str, ...], str], ...]
+    launch: Launch
     facts: ModelFacts
+    demand: Demand
+    expected: Expected | None
     receipt: Receipt
 
     @property
@@ -52,12 +74,16 @@ class Plan:
         return shell_quote(["env", *unset, *self.argv] if unset else self.argv)
 
     def to_json(self) -> dict[str, object]:
-        """The plan for machines."""
+        """The plan for machines; sizes in bytes."""
         facts = self.facts
         return {
             "command": self.command,
             "argv": list(self.argv),
             "env_removed": list(self.dropped_env),
+            "options": [
+                {"option": option, "values": list(values), "for": purpose}
+                for option, values, purpose in self.options
+            ],
             "version": self.receipt.version_line,
             "model": {
                 "path": str(facts.path),
@@ -65,40 +91,71 @@ class Plan:
                 "architecture": facts.architecture,
                 "file_bytes": facts.file_bytes,
                 "experts": facts.expert_count,
-                "experts_used": facts.expert_used_count,
+                "experts_used": self.demand.used,
                 "routed_slices": facts.slices,
                 "routed_bytes": facts.routed_bytes,
+                "bytes_per_token": self.demand.bytes_per_token,
             },
         }
 
 
 def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) -> Plan:
-    """Check the request, the model and the build; nothing is started but `llama-cli --help`.
+    """Check the request, the model and the build; only the program's `--help` is started.
 
     Raises `UsageError`, `ModelError`, or `LaunchError` when there is no usable build.
     """
     env = os.environ if env is None else env
-    _check_prompt(request.prompt)
-    facts = gguf_info.inspect(request.model)
-    gguf_info.require_streamable(facts)
-    if facts.path.name != request.model.name:
-        console.note(f"{request.model.name} is a later shard; starting with {facts.path.name}")
-    receipt = usable_receipt(pin)
-    program = receipt.program(PROGRAM)
-    found = binhelp.check(program)
-    if not found.conclusive:
-        console.note(f"{program} does not list its options; going on without that check")
-    names = flags.options_in(request.extra, found.takes_value)
-    flags.check_extra(names)
     launch = Launch(
-        model=facts.path,
+        model=request.model,
         prompt=request.prompt,
         settings=request.settings,
         verbose=request.verbose,
         plain=not sys.stdout.isatty(),
+        serve=request.serve,
     )
-    argv = [str(program), *flags.build_argv(launch, request.extra, names)]
-    return Plan(tuple(argv), tuple(flags.contradicting_env(env, argv)), facts, receipt)
+    _check_prompt(request.prompt)
+    if request.serve and request.model.is_dir():
+        raise UsageError(
+            f"{request.model} is a folder; a server over several models is not supported",
+            evidence=["the servers it would start would not get the expert options"],
+            hint="swapmoe serve -m MODEL.gguf",
+        )
+    facts = gguf_info.inspect(request.model)
+    gguf_info.require_streamable(facts)
+    if facts.path.name != request.model.name:
+        console.note(f"{request.model.name} is a later shard; starting with {facts.path.name}")
+    receipt = installed.usable_receipt(pin, launch.program)
+    program = receipt.program(launch.program)
+    found = binhelp.check(program, rows(launch.program))
+    if not found.conclusive:
+        console.note(f"{program} does not list its options; going on without that check")
+    given = flags.options_in(request.extra, found.takes_value)
+    flags.check_extra(given, launch.program)
+    drafted = budget.check_combination(request.settings, given, env)
+    demand = budget.demand(facts, given)
+    budget.check_limits(request.settings, facts, demand)
+    for remark in budget.remarks(request.settings, facts, demand, drafted):
+        console.note(remark)
+    for option in given:
+        if option.name in ("-cram", "--cache-ram") and option.value == "-1":
+            console.note("the prompt cache has no limit (--cache-ram -1): it can fill the memory")
+    launch = replace(launch, model=facts.path)
+    argv = [str(program), *flags.build_argv(launch, request.extra, given)]
+    ends_at_once = activation.ENDS_AT_ONCE & {option.name for option in given}
+    expected = activation.expected(facts, request.settings, other_models=drafted > 0)
+    return Plan(
+        argv=tuple(argv),
+        dropped_env=tuple(flags.contradicting_env(env, argv, launch.program)),
+        options=tuple(
+            (row.option, tuple(values), row.setting)
+            for row, values in flags.written_rows(launch, given)
+        ),
+        launch=launch,
+        facts=facts,
+        demand=demand,
+        expected=None if ends_at_once else expected,
+        receipt=receipt,
+    )
 
 
 def _check_prompt(prompt: str | None) -> None:
@@ -116,69 +173,55 @@ def _check_prompt(prompt: str | None) -> None:
         )
 
 
-def usable_receipt(pin: Pin) -> Receipt:
-    """The last build of this pin, proved unaltered. Raises `LaunchError` when there is none."""
-    receipt = receipts.latest(pin.tag)
-    if receipt is None or PROGRAM not in receipt.files:
-        raise LaunchError(
-            f"no build of {pin.tag} yet" if receipt is None else f"{PROGRAM} is not built yet",
-            hint="swapmoe build",
-        )
-    if receipt.tree_id != pin.manifest.series.tree:
-        raise LaunchError(
-            "the build is older than the patches",
-            evidence=[
-                f"tree id of the build:   {receipt.tree_id}",
-                f"tree id of the patches: {pin.manifest.series.tree}",
-            ],
-            hint="swapmoe build",
-        )
-    if changed := receipt.changed_files():
-        raise LaunchError(
-            "the build is not the one its receipt describes",
-            evidence=[f"gone or altered in {receipt.bin_dir}: {', '.join(changed)}"],
-            hint="swapmoe build",
-        )
-    absent = _absent_flags(receipt)
-    if absent:
-        console.note(
-            f"this build was made for a CPU with {', '.join(absent)}, which this one lacks; "
-            "if it dies, run: swapmoe build"
-        )
-    return receipt
-
-
-def _absent_flags(receipt: Receipt) -> list[str]:
-    here = toolchain.cpu_flags()
-    return sorted(set(receipt.cpu_flags) - set(here))[:8] if here else []
-
-
 def execute(plan: Plan) -> int:
-    """Start llama-cli and return its exit code, 128 + n when signal n ended it.
+    """Start the program and return its exit code, 128 + n when signal n ended it.
 
-    Its output is its own, byte for byte. It reads the terminal, or nothing. Raises `LaunchError`
-    when it cannot be started.
+    Raises `LaunchError` when it cannot be started, and when it has run without confirming that it
+    streams as asked: a server is ended as soon as that is known.
     """
     for name in plan.dropped_env:
         console.note(f"{name} is not passed on: it contradicts how experts are streamed")
-    child_env = {k: v for k, v in os.environ.items() if k not in plan.dropped_env}
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with _handing_on_signals() as children:
+    env = {key: value for key, value in os.environ.items() if key not in plan.dropped_env}
+    serve = plan.launch.serve
+    with activation.private_log() as log:
+        if plan.expected:
+            env[LOG_VARIABLE] = str(log)
+        check = _confirm_when_ready(plan, log) if serve and plan.expected else None
         try:
-            child = subprocess.Popen(
-                plan.argv, env=child_env, stdin=None if _is_terminal() else subprocess.DEVNULL
-            )
+            code = supervise.run_child(plan.argv, env, terminal=serve is None, check=check)
         except OSError as error:
             raise _cannot_start(plan, error) from None
-        children.append(child)
-        code = child.wait()
-    if code in (-_ILLEGAL, 128 + _ILLEGAL):
-        console.print_error(_illegal_instruction(plan.receipt))
-    return 128 - code if code < 0 else code
+        if code == 0:
+            _confirm(plan, log)
+    if code == 128 + installed.SIGILL:
+        console.print_error(installed.illegal_instruction(plan.receipt, plan.launch.program))
+    return code
 
 
-_ILLEGAL = int(getattr(signal, "SIGILL", 4))
+def _confirm(plan: Plan, log: Path) -> None:
+    text = activation.read_log(log)
+    if plan.expected and (missing := plan.expected.missing(text)):
+        raise activation.failure(plan.launch.program, missing, text)
+
+
+def _confirm_when_ready(plan: Plan, log: Path) -> Callable[[], bool]:
+    """Ends the waiting when all lines are there; raises when the server is ready without them."""
+    ready_since: float | None = None
+
+    def check() -> bool:
+        nonlocal ready_since
+        assert plan.expected is not None
+        assert plan.launch.serve is not None
+        if not plan.expected.missing(activation.read_log(log)):
+            console.say("experts are streamed as asked")
+            return True
+        if ready_since is None and health.is_ready(plan.launch.serve):
+            ready_since = time.monotonic()
+        if ready_since is not None and time.monotonic() - ready_since > READY_GRACE_SECONDS:
+            _confirm(plan, log)
+        return False
+
+    return check
 
 
 def _cannot_start(plan: Plan, error: OSError) -> LaunchError:
@@ -190,51 +233,9 @@ def _cannot_start(plan: Plan, error: OSError) -> LaunchError:
     )
 
 
-def _is_terminal() -> bool:
-    try:
-        return sys.stdin.isatty()
-    except (AttributeError, ValueError):  # no stdin at all, or a closed one
-        return False
-
-
-@contextmanager
-def _handing_on_signals() -> Iterator[list["subprocess.Popen[bytes]"]]:
-    """Ctrl-C is the child's own (it has the terminal); TERM and HUP are handed on to it."""
-    children: list[subprocess.Popen[bytes]] = []
-
-    def leave_to_child(_number: int, _frame: FrameType | None) -> None:
-        pass
-
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        for child in children:
-            child.send_signal(number)
-
-    previous = {signal.SIGINT: signal.signal(signal.SIGINT, leave_to_child)}
-    for name in ("SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            previous[number] = signal.signal(number, hand_on)
-    try:
-        yield children
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _illegal_instruction(receipt: Receipt) -> SwapmoeError:
-    evidence = [f"program: {receipt.program(PROGRAM)}"]
-    if absent := _absent_flags(receipt):
-        evidence.append(f"it was built for a CPU with: {', '.join(absent)}")
-    kind = "for the CPU it was built on" if receipt.native else "for any CPU"
-    return LaunchError(
-        f"{PROGRAM} met an instruction this CPU does not have (SIGILL); it was built {kind}",
-        evidence=evidence,
-        hint="swapmoe build --portable" if receipt.native else "report this with your CPU's model",
-    )
-
-
 def require_terminal_for_chat(prompt: str | None) -> None:
     """Raises `UsageError` for a chat without a terminal: llama-cli would never end."""
-    if prompt is None and not _is_terminal():
+    if prompt is None and not supervise.stdin_is_terminal():
         raise UsageError(
             "a chat needs a terminal on stdin", hint='give a prompt: swapmoe run -m MODEL -p "..."'
         )
@@ -245,7 +246,13 @@ def describe(plan: Plan) -> Sequence[str]:
     facts = plan.facts
     return [
         f"{facts.architecture}, {facts.file_bytes:,} bytes in {len(facts.shards)} file(s); "
-        f"{facts.slices:,} routed slices, {facts.routed_bytes:,} bytes",
+        f"{facts.slices:,} routed slices, {facts.routed_bytes:,} bytes; "
+        f"{plan.demand.bytes_per_token:,} bytes per token",
         f"{plan.receipt.version_line}",
+        *(
+            f"{' '.join([option, *values])}: {purpose}"
+            for option, values, purpose in plan.options
+            if purpose.startswith("streaming")
+        ),
         *(f"removed from the environment: {name}" for name in plan.dropped_env),
     ]

@@ -7,9 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from swapmoe import flags
+from swapmoe.flag_table import TABLE
 
 FAKES = Path(__file__).parent / "fakes"
+SWITCHES = (
+    *("--no-escape", "--single-turn", "--expert-streaming", "--expert-prefetch", "--no-warmup"),
+    *("--metrics", "--simple-io"),
+)
 SHEBANG = f"#!{sys.executable} -S\n"
 
 
@@ -19,11 +23,12 @@ class FakeTools:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True)
-        shutil.copy(FAKES / "knobs.py", folder)
+        for name in ("knobs.py", "engine.py"):
+            shutil.copy(FAKES / name, folder)
         for name in ("cmake", "ninja", "c++", "llama"):
             self._install(name, name)
         self._install("c++", "cc")
-        self.set(help=help_text(row.option for row in flags.TABLE))
+        self.set(help=help_text(row.option for row in TABLE))
 
     def _install(self, source: str, name: str) -> Path:
         program = self.folder / name
@@ -63,7 +68,9 @@ def help_text(options: Iterable[str]) -> str:
     """A help text in llama.cpp's layout that lists these options and some others."""
     blocks = ["----- common params -----\n", "-h,    --help, --usage                  print usage"]
     for option in options:
-        value = " N" if option in ("--model", "--prompt", "--ctx-size", "--expert-io") else ""
+        value = "" if option in SWITCHES else " N"
         blocks.append(f"{option + value:<40}does what it says\n{'':40}- none: not an option")
+    blocks += ["-np,   --parallel N    slots", "--override-kv KEY=TYPE:VALUE,...    keys"]
+    blocks += ["-md,   --model-draft FNAME    draft", "--spec-type TYPE    kind"]
     blocks += [f"--filler-{n} N{'':25}(default: {n})\n{'':40}(env: LLAMA_ARG_X)" for n in range(20)]
     return "\n".join(blocks)

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from swapmoe import binhelp, flags
-from swapmoe.config import RunSettings
+from swapmoe import binhelp
+from swapmoe.config import RunSettings, ServeSettings
 from swapmoe.errors import LaunchError, UsageError
-from swapmoe.flags import Launch, build_argv, check_extra, contradicting_env, options_in
+from swapmoe.flag_table import CLI, SERVER, TABLE, Launch, rows
+from swapmoe.flags import Given, build_argv, check_extra, contradicting_env, options_in
 from tests.support.fake_tools import FakeTools, help_text
 
 HELP = """\
@@ -33,11 +34,12 @@ HELP = """\
 """
 
 
-def argv_for(extra: tuple[str, ...] = (), **changes: object) -> list[str]:
+def argv_for(extra: tuple[str, ...] = (), serve: bool = False, **changes: object) -> list[str]:
     settings = RunSettings.model_validate(changes.pop("settings", {}))
-    launch = Launch(Path("m.gguf"), "hello", settings)
-    names = options_in(extra, lambda name: name in ("--temp", "--in-prefix"))
-    return build_argv(launch, extra, names)
+    prompt, listen = (None, ServeSettings()) if serve else ("hello", None)
+    launch = Launch(Path("m.gguf"), prompt, settings, serve=listen)
+    given = options_in(extra, lambda name: name in ("--temp", "--in-prefix"))
+    return build_argv(launch, extra, given)
 
 
 def test_the_whole_command() -> None:
@@ -45,7 +47,26 @@ def test_the_whole_command() -> None:
         *("--model", "m.gguf", "--prompt", "hello", "--no-escape", "--single-turn"),
         *("--expert-streaming", "--expert-io", "auto", "--load-mode", "mmap", "--device", "none"),
         *("--fit", "off", "--no-warmup", "--ctx-size", "4096", "--cache-ram", "0"),
+        *("--ctx-checkpoints", "2"),
     ]
+
+
+def test_the_whole_server_command() -> None:
+    assert argv_for(serve=True) == [
+        *("--model", "m.gguf", "--host", "127.0.0.1", "--port", "8080", "--expert-streaming"),
+        *("--expert-io", "auto", "--load-mode", "mmap", "--device", "none", "--fit", "off"),
+        *("--no-warmup", "--ctx-size", "4096", "--parallel", "1", "--cache-ram", "0"),
+        *("--ctx-checkpoints", "2", "--metrics"),
+    ]
+
+
+@pytest.mark.parametrize("serve", [False, True])
+def test_the_engine_gets_what_is_set(serve: bool) -> None:
+    settings = {"prefetch": True, "fixation": 4, "keep_recent": 8, "cache_size": (3 << 20) + 5}
+    text = " ".join(argv_for(serve=serve, settings=settings))
+    assert "--expert-cache-size 3 --expert-keep-recent 8 --expert-fixation 4" in text
+    assert "--expert-prefetch" in text
+    assert "--expert-cache" not in " ".join(argv_for(serve=serve))
 
 
 def test_what_is_set_is_written_and_the_rest_is_not() -> None:
@@ -76,6 +97,7 @@ def test_extra_arguments_come_last_and_verbatim() -> None:
 @pytest.mark.parametrize(
     ("extra", "gone"),
     [
+        ("-ctxcp", "--ctx-checkpoints"),
         ("--warmup", "--no-warmup"),
         ("--escape", "--no-escape"),
         ("-cram", "--cache-ram"),
@@ -93,33 +115,48 @@ def test_some_rows_yield(extra: str, gone: str) -> None:
     [
         *("--model", "-m", "-hf", "--load-mode", "-lm", "--mmap", "--no-mmap", "--mlock", "-dio"),
         *("--expert-io", "--expert-streaming", "-p", "--file", "-st", "-ngl", "--gpu-layers"),
-        *("-c", "--ctx-size", "-n", "-t", "--seed", "--server-base"),
+        *("-c", "--ctx-size", "-n", "-t", "--seed", "--server-base", "--expert-log"),
+        *("--expert-cache-size", "--expert-prefetch", "--gpt-oss-20b-default"),
     ],
 )
 @pytest.mark.parametrize("form", ["{}", "{}=x", "{} x"])
 def test_managed_options_are_refused_in_every_form(word: str, form: str) -> None:
     extra = form.format(word).split()
     with pytest.raises(UsageError, match="cannot be passed on") as caught:
-        check_extra(options_in(extra, lambda _: False))
+        check_extra(options_in(extra, lambda _: False), CLI)
     assert caught.value.evidence[0].startswith(f"{word}: ")
+
+
+@pytest.mark.parametrize(
+    "word", ["-m", "--host", "--port", "--models-dir", "--models-preset", "--expert-fixation"]
+)
+def test_the_servers_own_options_are_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="llama-server") as caught:
+        check_extra([Given(word)], SERVER)
+    assert caught.value.hint == "swapmoe serve --help"
+    assert "{" not in caught.value.evidence[0]
+    check_extra([Given("-np", "4"), Given("-n", "4")], SERVER)
 
 
 def test_underscores_do_not_hide_an_option() -> None:
     with pytest.raises(UsageError):
-        check_extra(options_in(["--load_mode", "none"], lambda _: False))
+        check_extra(options_in(["--load_mode", "none"], lambda _: False), CLI)
 
 
 def test_a_value_is_not_an_option() -> None:
-    assert options_in(["--in-prefix", "-m", "--temp", "-1"], lambda _: True) == [
-        "--in-prefix",
-        "--temp",
+    extra = ["--in-prefix", "-m", "--temp", "-1", "--x=--y", "--last"]
+    assert options_in(extra, lambda _: True) == [
+        Given("--in-prefix", "-m"),
+        Given("--temp", "-1"),
+        Given("--x", "--y"),
+        Given("--last"),
     ]
 
 
 def test_no_spelling_belongs_to_two_rows() -> None:
-    names = [name for row in flags.TABLE for name in (row.option, *row.others)]
+    names = [name for row in TABLE for name in (row.option, *row.others)]
     assert len(names) == len(set(names))
-    assert all(row.yields or row.instead for row in flags.TABLE)
+    assert all(row.yields or row.instead for row in TABLE)
 
 
 def test_contradicting_variables() -> None:
@@ -130,16 +167,20 @@ def test_contradicting_variables() -> None:
         "LLAMA_ARG_N_GPU_LAYERS": "99",
         "LLAMA_ARG_N_PREDICT": "5",
         "LLAMA_ARG_TOP_K": "1",
+        "LLAMA_ARG_EXPERT_PREFETCH": "1",
+        "LLAMA_ARG_N_PARALLEL": "4",
         "PATH": "/bin",
     }
-    assert contradicting_env(env, argv_for()) == [
+    assert contradicting_env(env, argv_for(), CLI) == [
         "LLAMA_ARG_EXPERT_IO",
+        "LLAMA_ARG_EXPERT_PREFETCH",
         "LLAMA_ARG_MLOCK",
         "LLAMA_ARG_NO_MMAP",
         "LLAMA_ARG_N_GPU_LAYERS",
     ]
     argv = argv_for(settings={"n_predict": 3})
-    assert "LLAMA_ARG_N_PREDICT" in contradicting_env(env, argv)
+    assert "LLAMA_ARG_N_PREDICT" in contradicting_env(env, argv, CLI)
+    assert "LLAMA_ARG_N_PARALLEL" in contradicting_env(env, argv_for(serve=True), SERVER)
 
 
 def test_help_is_parsed_by_blocks() -> None:
@@ -161,18 +202,18 @@ def tools(tmp_path: Path) -> FakeTools:
 
 def test_help_is_asked_once_per_binary(tools: FakeTools) -> None:
     program = tools.folder / "llama"
-    assert binhelp.check(program).conclusive
-    assert binhelp.check(program).takes_value("--model")
+    assert binhelp.check(program, rows(CLI)).conclusive
+    assert binhelp.check(program, rows(CLI)).takes_value("--model")
     assert len(tools.calls("llama")) == 1
     os.utime(program, ns=(1, 1))
-    binhelp.check(program)
+    binhelp.check(program, rows(CLI))
     assert len(tools.calls("llama")) == 2
 
 
 def test_an_option_the_binary_lacks_is_named(tools: FakeTools) -> None:
-    tools.set(help=help_text(r.option for r in flags.TABLE if r.option != "--load-mode"))
+    tools.set(help=help_text(r.option for r in TABLE if r.option != "--load-mode"))
     with pytest.raises(LaunchError, match="1 of the options") as caught:
-        binhelp.check(tools.folder / "llama")
+        binhelp.check(tools.folder / "llama", rows(CLI))
     assert "--load-mode" in caught.value.evidence[0]
 
 
@@ -181,6 +222,6 @@ def test_an_inconclusive_help_is_not_an_absent_option(
     tools: FakeTools, knobs: dict[str, object]
 ) -> None:
     tools.set(**knobs)
-    assert not binhelp.check(tools.folder / "llama").conclusive
-    tools.set(help=help_text(row.option for row in flags.TABLE), help_exit=0)
-    assert binhelp.check(tools.folder / "llama").conclusive
+    assert not binhelp.check(tools.folder / "llama", rows(CLI)).conclusive
+    tools.set(help=help_text(row.option for row in TABLE), help_exit=0)
+    assert binhelp.check(tools.folder / "llama", rows(CLI)).conclusive

@@ -104,7 +104,9 @@ def test_contradicting_variables_are_removed_and_said_once(
     monkeypatch.setenv("LLAMA_ARG_TOP_K", "1")
     assert main(["run", "-m", str(model), "-p", "hi"]) == 0
     assert capfd.readouterr().err.count("LLAMA_ARG_NO_MMAP") == 1
-    assert shop.tools.seen()["env"] == {"LLAMA_ARG_TOP_K": "1"}
+    env = shop.tools.seen()["env"]
+    del env["LLAMA_ARG_EXPERT_LOG"]
+    assert env == {"LLAMA_ARG_TOP_K": "1"}
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSEGV"])
@@ -185,6 +187,12 @@ class TestRefusedBeforeTheStart:
             ["-m", path, "-p", "hi", "-n", "-5"],
             ["-m", path, "-p", "hi", "--", "--mmap"],
             ["-m", path, "-p", "hi", "--", "--load-mode=none"],
+            ["-m", path, "-p", "hi", "--", "--expert-fixation", "4"],
+            ["-m", path, "-p", "hi", "--cache-size", "1.5"],
+            ["-m", path, "-p", "hi", "--cache-size", "-1"],
+            ["-m", path, "-p", "hi", "--keep-recent", "-1"],
+            ["-m", path, "-p", "hi", "--fixation", "1"],
+            ["-m", path, "-p", "hi", "--fixation", "4", "--", "-md", "draft.gguf"],
         ):
             self.check(shop, argv, 2)
 
@@ -214,3 +222,104 @@ def test_a_later_shard_starts_the_first(
     assert main(["run", "-m", str(second), "-p", "hi"]) == 0
     assert shop.tools.calls("llama-cli")[-1][1] == str(first)
     assert "is a later shard" in capfd.readouterr().err
+
+
+class TestConfirmed:
+    """What the engine must say before a run counts as good."""
+
+    ARGV = ("-p", "hi", "--prefetch", "--fixation", "4", "--keep-recent", "2", "--cache-size", "1G")
+
+    def test_all_is_said(
+        self, shop: Workshop, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", "-m", str(model), *self.ARGV]) == 0
+        out, err = capfd.readouterr()
+        assert out == "hello\n"
+        assert err == "note: the cache size limits nothing: all routed experts are 27,648 bytes\n"
+        text = " ".join(shop.tools.calls("llama-cli")[-1])
+        assert "--expert-cache-size 1024 --expert-keep-recent 2 --expert-fixation 4" in text
+        assert not list((shop.root / "tmp").iterdir())
+
+    @pytest.mark.parametrize(
+        ("knobs", "said"),
+        [
+            ({"unsaid": ["prefetch thread"]}, "--prefetch"),
+            ({"unsaid": ["fixation"]}, "--fixation"),
+            ({"unsaid": ["keep-recent"]}, "--keep-recent"),
+            ({"unsaid": ["cache size"]}, "--cache-size"),
+            ({"unsaid": ["skipping initial"]}, "no line for streaming"),
+            ({"slices": 23}, "tracks 23 slices"),
+            ({"log": ["x: CPU_REPACK model buffer size =   99.00 MiB"]}, "were repacked"),
+        ],
+    )
+    def test_what_is_not_said_fails_the_run(
+        self,
+        shop: Workshop,
+        built: Receipt,
+        model: Path,
+        capfd: pytest.CaptureFixture[str],
+        knobs: dict[str, object],
+        said: str,
+    ) -> None:
+        shop.tools.set(**knobs)
+        assert main(["run", "-m", str(model), *self.ARGV]) == 10
+        out, err = capfd.readouterr()
+        assert out == "hello\n"
+        assert said in err
+        assert "error: llama-cli did not confirm" in err
+
+    def test_a_failed_program_speaks_for_itself(
+        self, shop: Workshop, built: Receipt, model: Path
+    ) -> None:
+        shop.tools.set(unsaid=["expert"], exit=7)
+        assert main(["run", "-m", str(model), "-p", "hi"]) == 7
+
+    def test_a_program_that_loads_nothing_confirms_nothing(
+        self, shop: Workshop, built: Receipt, model: Path
+    ) -> None:
+        shop.tools.set(unsaid=["expert"])
+        assert main(["run", "-m", str(model), "-p", "hi", "--", "--list-devices"]) == 0
+
+
+class TestAboutThisModel:
+    @pytest.mark.parametrize(
+        ("argv", "floor"),
+        [
+            (["--keep-recent", "1"], "--keep-recent 2 or more"),
+            (["--", "--override-kv", "qwen2moe.expert_used_count=int:5"], "K from 1 to 4"),
+            (["--", "--override-kv", "qwen3moe.expert_used_count=int:2"], "qwen2moe."),
+            (
+                ["--keep-recent", "2", "--", "--override-kv=qwen2moe.expert_used_count=int:3"],
+                "--keep-recent 3 or more",
+            ),
+        ],
+    )
+    def test_a_limit_that_cannot_work(
+        self,
+        shop: Workshop,
+        built: Receipt,
+        model: Path,
+        capfd: pytest.CaptureFixture[str],
+        argv: list[str],
+        floor: str,
+    ) -> None:
+        assert main(["run", "-m", str(model), "-p", "hi", *argv]) == 9
+        assert floor in capfd.readouterr().err
+        assert all(call == ["--help"] for call in shop.tools.calls("llama-cli"))
+
+    def test_fewer_experts_are_noted(
+        self, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        extra = ("--override-kv", "qwen2moe.expert_used_count=int:1")
+        argv = ["run", "-m", str(model), "-p", "hi", "--keep-recent", "1", "--dry-run", "--json"]
+        assert main([*argv, "--", *extra]) == 0
+        out, err = capfd.readouterr()
+        assert "note: experts per token and layer: 1 instead of 2" in err
+        assert json.loads(out)["model"]["bytes_per_token"] == 6 * 1152
+
+    def test_a_draft_model_is_warned_about(
+        self, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        argv = ["run", "-m", str(model), "-p", "hi", "--dry-run", "--", "-md", "d.gguf"]
+        assert main(argv) == 0
+        assert "up to 2.0 times the experts per step" in capfd.readouterr().err

@@ -1,0 +1,212 @@
+"""`swapmoe serve` against a fake llama-server."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swapmoe import health, launch, pins
+from swapmoe.build import BuildOptions, ensure_built
+from swapmoe.cli import main
+from swapmoe.config import ServeSettings
+from swapmoe.receipts import Receipt
+from tests.support.building import Workshop
+from tests.support.headers import MOE, ROWS, gguf, write
+
+SERVER = "llama-server"
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    made = Workshop(tmp_path, monkeypatch)
+    made.cpu("avx2")
+    monkeypatch.setattr(pins, "load", lambda _name=None: made.pin)
+    monkeypatch.chdir(made.root)
+    return made
+
+
+@pytest.fixture
+def built(shop: Workshop) -> Receipt:
+    receipt = ensure_built(shop.pin, BuildOptions())
+    shop.tools.forget_calls()
+    return receipt
+
+
+@pytest.fixture
+def model(shop: Workshop) -> Path:
+    return write(shop.root / "it's [a] model.gguf", gguf(MOE, ROWS))
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+def test_the_dry_run_states_the_presets(
+    shop: Workshop, built: Receipt, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "-m", str(model), "--port", "9", "--prefetch", "--dry-run"]) == 0
+    out, err = capsys.readouterr()
+    words = shlex.split(out)
+    assert words[0] == str(built.program(SERVER))
+    text = " ".join(words[3:])
+    assert text.startswith("--host 127.0.0.1 --port 9 --expert-streaming")
+    for preset in ("--parallel 1", "--cache-ram 0", "--ctx-checkpoints 2", "--fit off"):
+        assert preset in text
+        assert f"{preset}: streaming" in err
+    assert "--metrics" in text
+    assert all(call == ["--help"] for call in shop.tools.calls(SERVER))
+
+
+def test_settings_and_flags(
+    built: Receipt, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("swapmoe.toml").write_text(
+        "[serve]\nhost = '0.0.0.0'\nport = 81\n[run]\nprefetch = true\n"
+    )
+    monkeypatch.setenv("SWAPMOE_SERVE_PORT", "82")
+    monkeypatch.setenv("SWAPMOE_RUN_KEEP_RECENT", "3")
+    monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "4")
+    argv = ["serve", "-m", str(model), "--no-prefetch", "--dry-run", "--json"]
+    assert main([*argv, "--", "--cache-ram", "-1", "--alias", "x"]) == 0
+    out, err = capsys.readouterr()
+    data = json.loads(out)
+    text = " ".join(data["argv"])
+    assert "--host 0.0.0.0 --port 82" in text
+    assert "--expert-keep-recent 3" in text
+    assert "--expert-prefetch" not in text
+    assert "--cache-ram 0" not in text
+    assert text.endswith("--cache-ram -1 --alias x")
+    assert data["env_removed"] == ["LLAMA_ARG_N_PARALLEL"]
+    slots = next(option for option in data["options"] if option["option"] == "--parallel")
+    assert slots["values"] == ["1"]
+    assert "no limit (--cache-ram -1)" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        ([], 2),
+        (["-m", ""], 2),
+        (["-m", "."], 2),
+        (["-m", "presets.ini"], 9),
+        (["-m", "none.gguf"], 9),
+        (["-m", "MODEL", "--port", "0"], 2),
+        (["-m", "MODEL", "--port", "65536"], 2),
+        (["-m", "MODEL", "--host", ""], 3),
+        (["-m", "MODEL", "--json"], 2),
+        (["-m", "MODEL", "--keep-recent", "1"], 9),
+        (["-m", "MODEL", "--fixation", "4", "--", "-np", "2"], 2),
+        (["-m", "MODEL", "--", "--models-dir", "."], 2),
+        (["-m", "MODEL", "--", "--port", "81"], 2),
+        (["-m", "MODEL", "-p", "hi"], 2),
+    ],
+)
+def test_refused_before_anything_starts(
+    shop: Workshop, built: Receipt, model: Path, argv: list[str], code: int
+) -> None:
+    Path("presets.ini").write_text("[a]\nmodel = x\n" * 10)
+    assert main(["serve", *(str(model) if word == "MODEL" else word for word in argv)]) == code
+    assert all(call == ["--help"] for call in shop.tools.calls(SERVER))
+
+
+def test_it_mirrors_the_servers_end(
+    shop: Workshop, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shop.tools.set(exit=3, complains="no port")
+    assert main(["serve", "-m", str(model)]) == 3
+    assert capfd.readouterr() == ("hello\n", "no port")
+    assert shop.tools.seen()["stdin"] == ""
+
+
+def test_a_server_that_is_ready_without_confirming_is_ended(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(launch, "READY_GRACE_SECONDS", 0.3)
+    shop.tools.set(forever=True, health=200, unsaid=["prefetch"])
+    assert main(["serve", "-m", str(model), "--port", str(port), "--prefetch"]) == 10
+    assert "no line for --prefetch" in capfd.readouterr().err
+    assert not health.is_ready(ServeSettings(port=port))
+
+
+def test_a_loading_server_is_waited_for(
+    shop: Workshop, built: Receipt, model: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "READY_GRACE_SECONDS", 0.0)
+    shop.tools.set(forever=True, health=503, unsaid=["prefetch"])
+    with serving(shop, model, port, "--prefetch") as wrapper:
+        time.sleep(1.5)
+        assert wrapper.poll() is None
+        wrapper.terminate()
+        assert wrapper.wait(20) == 128 + signal.SIGTERM
+
+
+@contextmanager
+def serving(
+    shop: Workshop, model: Path, port: int, *argv: str
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """The command in a process of its own; its fake server has written its first line."""
+    script = shop.root / "wrapper.py"
+    script.write_text(
+        "import sys; from pathlib import Path; from swapmoe import launch, pins;"
+        "from swapmoe.cli import main; from tests.support.building import make_pin;"
+        f"pins.load = lambda _=None: make_pin(Path('.'), {shop.tree_id!r});"
+        "launch.READY_GRACE_SECONDS = 0.3;"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, script, "serve", "-m", model, "--port", str(port), *argv]
+    wrapper = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert wrapper.stdout is not None
+    with wrapper.stdout:
+        try:
+            assert wrapper.stdout.readline() == b"hello\n"
+            yield wrapper
+        finally:
+            wrapper.kill()
+            wrapper.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_server_and_it_is_reaped(
+    shop: Workshop, built: Receipt, model: Path, port: int, number: signal.Signals
+) -> None:
+    shop.tools.set(forever=True)
+    with serving(shop, model, port) as wrapper:
+        (child,) = psutil.Process(wrapper.pid).children()
+        wrapper.send_signal(number)
+        assert wrapper.wait(20) in (128 + number, 1)  # Python, which the fake is, ends INT with 1
+        assert not child.is_running()
+
+
+def test_a_server_killed_from_outside(
+    shop: Workshop, built: Receipt, model: Path, port: int
+) -> None:
+    shop.tools.set(forever=True)
+    with serving(shop, model, port) as wrapper:
+        psutil.Process(wrapper.pid).children()[0].kill()
+        assert wrapper.wait(20) == 137
+
+
+def test_health_of_what_is_not_there(tmp_path: Path, port: int) -> None:
+    assert not health.is_ready(ServeSettings(port=port))
+    assert not health.is_ready(ServeSettings(host=str(tmp_path / "x.sock")))
+    assert not health.is_ready(ServeSettings(host="no-such-host.invalid"))
