@@ -159,4 +159,5 @@ DEEPSEEK4 = Architecture(
     keys=_keys,
     layer_kinds=frozenset({"hash_layers", "mtp_layers"}),
     one_kv_head=True,
+    least_layers=3,
 )

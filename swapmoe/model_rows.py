@@ -31,8 +31,9 @@ class Architecture:
     """What a model of an architecture holds.
 
     `rows` come once per layer, `top` once per model. `sizes` and `keys` add to the spec's sizes and
-    to the common metadata. `layer_kinds` are the optional counts of the spec that apply, and
-    `square` says that the head size is embd / heads, not a value of its own.
+    to the common metadata. `layer_kinds` are the optional counts of the spec that apply, `square`
+    says that the head size is embd / heads, not a value of its own, and llama.cpp crashes on models
+    of fewer than `least_layers`.
     """
 
     rows: tuple[Row, ...]
@@ -42,6 +43,7 @@ class Architecture:
     layer_kinds: frozenset[str] = frozenset()
     square: bool = False
     one_kv_head: bool = False
+    least_layers: int = 1
 
     @property
     def names(self) -> set[str]:

@@ -250,6 +250,8 @@ def _misfits(spec: ModelSpec, arch: Architecture) -> list[str]:
         found.append(f"{spec.arch} needs heads * head_dim = embd, not {heads} != {spec.embd}")
     if arch.one_kv_head and spec.kv_heads != 1:
         found.append(f"{spec.arch} has one key/value head, not {spec.kv_heads}")
+    if spec.layers < arch.least_layers:
+        found.append(f"{spec.arch} needs at least {arch.least_layers} layers, not {spec.layers}")
     for name in LAYER_KINDS:
         count = getattr(spec, name)
         most = 1 if name == "mtp_layers" else spec.layers

@@ -15,11 +15,11 @@ from gguf.gguf_reader import ReaderTensor
 
 from swapmoe import model_pack as pack
 from swapmoe.errors import ModelError, UsageError
+from swapmoe.gguf_info import ROUTED
 
-_ROUTED = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_exps\.weight$")
 _PER_EXPERT = re.compile(
     r"blk\.\d+\.(ffn_(gate|up|down|gate_up)_(ch)?exps\.\w+|ffn_gate_inp\.(weight|bias)"
-    r"|exp_probs_b(\.\w+)?)$"
+    r"|exp_probs_b(\.\w+)?)"
 )
 _BY_TOKEN = ".ffn_gate_tid2eid."
 # Upstream writes norms of about 0.01, which everything that reaches router and experts carries.
@@ -94,7 +94,7 @@ def widen(source: Path, target: Path, how: Widening, *, force: bool = False) -> 
         raise ModelError(f"cannot write {target}", evidence=[str(error)]) from error
     finally:
         partial.unlink(missing_ok=True)
-    routed = {item.name: item.type for item in items if _ROUTED.match(item.name)}
+    routed = {item.name: item.type for item in items if ROUTED.fullmatch(item.name)}
     return Widened(target, routed, kept)
 
 
@@ -116,7 +116,7 @@ def _plan(reader: GGUFReader, how: Widening) -> tuple[list[_Tensor], dict[str, s
     old = _number(reader, "expert_count", 0)
     chunk = max(1, _number(reader, "experts_per_group", 1))
     _check_counts(how, chunk, max(1, _number(reader, "expert_group_count", 1)))
-    if old == 0 or not any(_ROUTED.match(tensor.name) for tensor in reader.tensors):
+    if old == 0 or not any(ROUTED.fullmatch(tensor.name) for tensor in reader.tensors):
         raise ModelError(
             "this model has no routed experts to widen",
             evidence=[f"architecture {_arch(reader)}, expert_count {old}"],
@@ -131,12 +131,12 @@ def _plan(reader: GGUFReader, how: Widening) -> tuple[list[_Tensor], dict[str, s
                 hint="generate one instead: --preset tiny-deepseek4",
             )
         group = chunk if "_chexps" in tensor.name else 1
-        if not _PER_EXPERT.match(tensor.name) or shape[0] * group != old:
+        if not _PER_EXPERT.fullmatch(tensor.name) or shape[0] * group != old:
             items.append(_Tensor(tensor.name, shape, tensor.tensor_type.name, tensor))
             continue
         shape = (how.experts // group, *shape[1:])
         kind = tensor.tensor_type.name
-        if _ROUTED.match(tensor.name):
+        if ROUTED.fullmatch(tensor.name):
             values, _ = pack.block_size(how.type)
             if shape[-1] % values == 0:
                 kind = how.type

@@ -14,6 +14,8 @@ from swapmoe.receipts import Receipt
 from tests.support.llama import Llama
 
 BUILD_SECONDS = 5400
+UPSTREAM_TEST = "test-llama-archs"
+"""Upstream's program that writes a small model of each architecture."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +32,8 @@ def receipt(tmp_path_factory: pytest.TempPathFactory) -> Receipt:
     pin = pins.load()
     ready = os.environ.get("SWAPMOE_PATCHED_BIN")
     if not ready:
-        return build.ensure_built(pin, build.BuildOptions())
+        targets = (*build.TARGETS, UPSTREAM_TEST)
+        return build.ensure_built(pin, build.BuildOptions(targets=targets, tests=True))
     return Receipt(
         key="ready",
         tag=pin.tag,

@@ -2,7 +2,7 @@
 //
 //   logits MODEL OUT [io=NAME] [cache=BYTES] [keep=N] [prefetch=1]
 //
-// Compiled against the unpatched headers it knows only MODEL and OUT. io=NAME turns streaming on.
+// Compiled against the unpatched headers it takes no options. io=NAME turns streaming on.
 // OUT holds, as raw floats: for each ubatch size, the logits of every token of the prompt and of each
 // token decoded alone after it. The engine's statistics go to stderr with the log.
 
@@ -42,7 +42,6 @@ static void set_option(llama_expert_stream_params & params, const std::string & 
         }
         return;
     }
-#if defined(LLAMA_EXPERT_STREAM_VERSION) && LLAMA_EXPERT_STREAM_VERSION >= 2
     const uint64_t number = std::stoull(value);
     if (key == "cache") {
         params.cache_size = number;
@@ -56,7 +55,6 @@ static void set_option(llama_expert_stream_params & params, const std::string & 
         params.prefetch = number != 0;
         return;
     }
-#endif
     fail("no such option: " + key);
 }
 #endif

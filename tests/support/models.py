@@ -1,9 +1,11 @@
 """Models for tests, and ways to damage them."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from gguf import GGUFReader
 
 from swapmoe.models import PRESETS, ModelSpec, write_model
@@ -41,6 +43,14 @@ def write_slice(path: Path, tensor: str, expert: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(slice_span(path, tensor, expert)[0])
         file.write(data)
+
+
+def rotate_experts(source: Path, target: Path, kind: str) -> None:
+    """Copy a model, with each expert's part of the tensors of a kind given to the one before it."""
+    shutil.copyfile(source, target)
+    for tensor in GGUFReader(target, "r+").tensors:
+        if f".{kind}.weight" in tensor.name:
+            tensor.data[:] = np.roll(tensor.data, -1, axis=0)
 
 
 def cut_short(path: Path, missing: int = 1024) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from swapmoe import model_pack as pack
 from swapmoe import models
 from swapmoe.errors import ModelError, UsageError
-from swapmoe.model_spec import ARCHITECTURES, PRESETS, Tensor, check, tensors, total_bytes
+from swapmoe.model_archs import ARCHITECTURES
+from swapmoe.model_spec import PRESETS, Tensor, check, tensors, total_bytes
 from swapmoe.model_vocab import MIN_VOCAB, build_vocabulary
 from swapmoe.models import ensure_model, shard_paths, write_model
 from tests.support.models import make_tiny, read_slice, tiny_spec
@@ -202,6 +203,7 @@ def test_shard_names() -> None:
         ({"arch": "laguna", "dense_layers": 3}, "dense_layers (3) is not between 0 and 2"),
         ({"arch": "laguna", "dense_layers": -1}, "dense_layers (-1)"),
         ({"arch": "deepseek4"}, "one key/value head, not 2"),
+        ({"arch": "deepseek4", "kv_heads": 1}, "deepseek4 needs at least 3 layers, not 2"),
         ({"arch": "deepseek4", "mtp_layers": 2}, "mtp_layers (2) is not between 0 and 1"),
     ],
 )
@@ -237,7 +239,7 @@ def test_any_good_shape_is_written_in_full(
 ) -> None:
     spec = tiny_spec(
         arch=arch,
-        layers=layers,
+        layers=max(layers, ARCHITECTURES[arch].least_layers),
         embd=32 * heads,
         heads=heads,
         kv_heads=1,

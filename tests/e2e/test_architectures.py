@@ -1,0 +1,145 @@
+"""Every MoE architecture that llama.cpp can load: the same logits, streamed or not, bit by bit.
+
+Models come from upstream's own test program, as written and widened, and from our generator for
+what that program does not write. The full run writes docs/architectures.md.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from swapmoe.errors import ModelError
+from swapmoe.model_widen import Widening, widen
+from swapmoe.receipts import Receipt
+from tests.support.archs import (
+    MODES,
+    Compared,
+    Saved,
+    compare,
+    page,
+    save_upstream_models,
+)
+from tests.support.llama import Llama
+from tests.support.logits import LogitsProgram, compile_logits
+from tests.support.models import make_tiny
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="compiles as Unix compilers do")
+
+PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+GENERATED = ("tiny-deepseek4", "tiny-gemma4", "tiny-gpt-oss", "tiny-laguna")
+# Biases, experts beside the experts, weights before the product, gate and up in one, recurrence.
+SAMPLE = ("gpt-oss", "grovemoe", "llama4", "deepseek2", "qwen3next", "kimi-linear")
+# The loader takes experts, and the graph has no place for them.
+UNUSED = {"refact"}
+
+
+@pytest.fixture(scope="session")
+def base_logits(base: Llama, tmp_path_factory: pytest.TempPathFactory) -> LogitsProgram:
+    """The program that writes logits, unpatched."""
+    return compile_logits(base.bin_dir, tmp_path_factory.mktemp("logits") / "base")
+
+
+@pytest.fixture(scope="session")
+def patched_logits(patched: Llama, tmp_path_factory: pytest.TempPathFactory) -> LogitsProgram:
+    """The program that writes logits, patched."""
+    return compile_logits(patched.bin_dir, tmp_path_factory.mktemp("logits") / "patched")
+
+
+@pytest.fixture(scope="session")
+def saved(patched: Llama, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """The models that upstream's program writes."""
+    folder = tmp_path_factory.mktemp("upstream") / "models"
+    return save_upstream_models(patched.bin_dir / "test-llama-archs", folder)
+
+
+@pytest.fixture
+def comparing(
+    base_logits: LogitsProgram, patched_logits: LogitsProgram, tmp_path: Path
+) -> Callable[[str, Path], Compared]:
+    """Compare one model in all modes; with its experts mixed up, its logits must change."""
+
+    def run(name: str, model: Path) -> Compared:
+        return compare(name, model, base_logits, patched_logits, probe=tmp_path / "probe.gguf")
+
+    return run
+
+
+def faults(found: Compared) -> list[str]:
+    """Say what is wrong with a model that has routed experts."""
+    wrong = [f"{found.name}: {mode} differs" for mode, same in found.same.items() if not same]
+    if found.slices != found.facts.slices_without_nextn:
+        wrong.append(f"{found.name}: tracks {found.slices} of {found.facts.slices} slices")
+    if found.name in UNUSED:
+        return wrong + ([f"{found.name}: routes"] if found.routed else [])
+    if not found.routed:
+        wrong.append(f"{found.name}: nothing was routed")
+    return wrong + [f"{found.name}: {kind} mixed up does not show" for kind in found.unseen]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_upstream_models_widened(
+    comparing: Callable[[str, Path], Compared], saved: Saved, tmp_path: Path, name: str
+) -> None:
+    made = widen(saved.models[name], tmp_path / "wide.gguf", Widening())
+    assert made.quantised == len(made.routed)
+    assert not faults(comparing(name, made.path))
+
+
+@pytest.mark.parametrize("preset", GENERATED)
+def test_generated_models(
+    comparing: Callable[[str, Path], Compared], tmp_path: Path, preset: str
+) -> None:
+    assert not faults(comparing(preset, make_tiny(tmp_path, preset)))
+
+
+def test_hash_routed_layers_are_foreseen(patched_logits: LogitsProgram, tmp_path: Path) -> None:
+    """Which experts they use is known before the pass: all of it predicted, nothing in vain."""
+    model = make_tiny(tmp_path, "tiny-deepseek4", layers=3, hash_layers=3, mtp_layers=0)
+    counted = patched_logits.run(model, io="mmap", prefetch=1).statistics
+    assert counted["predicted"] == counted["predicted_used"] == counted["routed"] > 0
+    assert counted["prefetch_wasted"] == 0
+
+
+def test_models_without_experts_say_so_and_run(
+    base_logits: LogitsProgram, patched_logits: LogitsProgram, tmp_path: Path
+) -> None:
+    model = make_tiny(tmp_path, "tiny-dense")
+    found = compare("tiny-dense", model, base_logits, patched_logits, probe=None)
+    assert found.said == "model has no routed expert tensors, loading it without expert streaming"
+    assert found.same == dict.fromkeys(MODES, True)
+
+
+@pytest.mark.full
+def test_every_architecture(
+    receipt: Receipt,
+    comparing: Callable[[str, Path], Compared],
+    base_logits: LogitsProgram,
+    patched_logits: LogitsProgram,
+    saved: Saved,
+    tmp_path: Path,
+) -> None:
+    """The whole matrix; writes the page of the documentation, whatever the outcome."""
+    rows: list[tuple[Compared, str]] = []
+    wrong: list[str] = []
+    for name, model in saved.models.items():
+        found = compare(name, model, base_logits, patched_logits, probe=None)
+        rows.append((found, "upstream's"))
+        if not found.identical:
+            wrong.append(f"{name}: as upstream wrote it: {found.same}")
+        try:
+            made = widen(model, tmp_path / "wide.gguf", Widening(), force=True)
+        except ModelError:
+            if found.facts.routed or not found.said:
+                wrong.append(f"{name}: cannot be widened")
+            continue
+        wide = comparing(name, made.path)
+        rows.append((wide, "widened"))
+        wrong += faults(wide)
+    for preset in GENERATED:
+        made_here = comparing(preset.removeprefix("tiny-"), make_tiny(tmp_path, preset))
+        rows.append((made_here, "generated"))
+        wrong += faults(made_here)
+    PAGE.write_text(page(receipt.tag, rows, saved.skipped))
+    assert not wrong
