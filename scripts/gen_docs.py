@@ -89,7 +89,8 @@ def hooks_page() -> str:
     pin = pins.load()
     whole = series.read(pin.series_dir)
     parts = [
-        f"# Hooks in llama.cpp {pin.tag}\n\nWhat the patches insert, where, and why upstream has to "
+        f"# Hooks in llama.cpp {pin.tag}\n\n"
+        "What the patches insert, where, and why upstream has to "
         f"be touched there. The code they call is in\n`patches/{pin.tag}/overlay/`. "
         "`swapmoe patch lint` counts the lines.\n"
     ]

@@ -6,6 +6,7 @@ import pytest
 
 from swapmoe import binhelp, demo, launch, pins, smoke
 from swapmoe.config import RunSettings
+from swapmoe.flag_table import CLI, SERVER, rows
 from swapmoe.receipts import Receipt
 from swapmoe.run import capture
 from tests.support.llama import Llama
@@ -14,10 +15,21 @@ from tests.support.models import make_tiny
 pytestmark = pytest.mark.usefixtures("installed")
 
 
-def test_the_program_has_every_option_of_the_table(patched: Llama) -> None:
-    line = smoke.version_line(patched.bin_dir, ["llama-cli"])
-    assert line == "version: 10235 (221f0f635)"
-    assert binhelp.check(patched.bin_dir / "llama-cli").conclusive
+@pytest.mark.parametrize("program", [CLI, SERVER])
+def test_the_program_has_every_option_of_the_table(patched: Llama, program: str) -> None:
+    assert smoke.version_line(patched.bin_dir, [program]) == "version: 10235 (221f0f635)"
+    found = binhelp.check(patched.bin_dir / program, rows(program))
+    assert found.conclusive
+    listed = {name for row in rows(program) for name in row.others} & set(found.options)
+    assert {"-m", "-t", "-cram", "--mmap"} <= listed
+
+
+@pytest.mark.parametrize("program", [CLI, SERVER])
+def test_every_variable_of_the_table_is_one_of_the_programs(patched: Llama, program: str) -> None:
+    text = capture([patched.bin_dir / program, "--help"]).stdout
+    for row in rows(program):
+        for variable in set(row.env) - {"RPC"}:  # only in builds with that backend
+            assert f"(env: LLAMA_ARG_{variable})" in text, row.option
 
 
 def test_the_smoke_test_passes(receipt: Receipt) -> None:
