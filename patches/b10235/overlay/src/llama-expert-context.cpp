@@ -16,7 +16,6 @@ llama_expert_context::llama_expert_context(llama_expert_stream & stream) : strea
         n.context = this;
         n.layer   = &it->second;
         n.next    = next == layers.end() ? nullptr : &next->second;
-        n.last.resize(it->second.n_expert);
     }
 }
 
@@ -72,7 +71,6 @@ void llama_expert_context::observe_op(ggml_tensor * dst, const ggml_tensor * ids
 
     if (ith == 0) {
         stream.use(l, is_needed);
-        memcpy(n.last.data(), is_needed, l.n_expert);
         // by then a batch has chosen all but a fiftieth of the experts: 1 - exp(-4)
         if (n.next && n_tokens*n_used >= 4*n.next->n_expert) {
             stream.predict(*n.next, llama_expert_set(n.next->n_expert, 1));

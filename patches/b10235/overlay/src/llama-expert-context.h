@@ -42,8 +42,6 @@ private:
         int64_t              n_used   = 0;
         int64_t              n_tokens = 0;
         std::vector<int32_t> ids;
-
-        llama_expert_set last; // what the last pass chose
     };
 
     static void observe_op(ggml_tensor * dst, const ggml_tensor * ids, int ith, int nth, void * userdata);
