@@ -1,5 +1,6 @@
 """The pin as it came, built like the patched one: what results and speed are compared with."""
 
+import hashlib
 import shutil
 from pathlib import Path
 
@@ -16,16 +17,19 @@ def build_unpatched(pin: Pin, patched: Receipt) -> Path:
 
     Raises what `upstream.ensure_source` raises, ToolError and BuildError.
     """
-    folder = paths.cache_dir() / "unpatched" / patched.key
-    source, build = folder / "source", folder / "build"
+    folder = paths.cache_dir() / "unpatched" / pin.tag
+    source = folder / "source"
     with paths.lock(folder):
         if not source.exists():
             _check_out(upstream.ensure_source(pin), source)
         tools = toolchain.find(source)
-        log = folder / "build.log"
+        definitions = _definitions(source, patched)
+        built_for = repr((definitions, tools.compiler, patched.cpu_flags))
+        key = hashlib.sha256(built_for.encode()).hexdigest()[:16]
+        build, log = folder / key, folder / f"{key}.log"
         console.say(f"unpatched {pin.tag}, to compare with: {', '.join(TARGETS)}; log: {log}")
         cmake.clear_stale(build, source, tools)
-        cmake.configure(tools, source, build, _definitions(source, patched), log)
+        cmake.configure(tools, source, build, definitions, log)
         jobs = toolchain.default_jobs()
         cmake.compile_targets(tools, build, TARGETS, jobs, log, lambda _done, _total: None)
     return build / "bin"
