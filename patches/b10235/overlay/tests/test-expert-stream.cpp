@@ -532,7 +532,7 @@ static llama_model_ptr load(const char * path, const llama_expert_stream_params 
 
 static llama_context_ptr make_context(llama_model * model) {
     auto params = llama_context_default_params();
-    params.n_ctx           = 64;
+    params.n_ctx           = 128;
     params.n_threads       = 2;
     params.n_threads_batch = 2;
     return llama_context_ptr(llama_init_from_model(model, params));
@@ -546,6 +546,18 @@ static std::vector<float> decode(const llama_model * model, llama_context * ctx,
     return { logits, logits + llama_vocab_n_tokens(llama_model_get_vocab(model)) };
 }
 
+static std::vector<llama_token> generate(const llama_model * model, llama_context * ctx, const std::vector<llama_token> & tokens, int n) {
+    auto logits = decode(model, ctx, tokens);
+    std::vector<llama_token> result;
+    for (int i = 0; i < n; i++) {
+        result.push_back(std::max_element(logits.begin(), logits.end()) - logits.begin());
+        CHECK(llama_decode(ctx, llama_batch_get_one(&result.back(), 1)) == 0);
+        const float * next = llama_get_logits_ith(ctx, -1);
+        logits.assign(next, next + logits.size());
+    }
+    return result;
+}
+
 static void test_two_models(const char * path_a, const char * path_b) {
     const std::vector<llama_token> tokens = { 1, 2, 3, 5, 7, 11, 13, 17 };
     auto mmap = stream_params(LLAMA_EXPERT_IO_MMAP);
@@ -554,12 +566,14 @@ static void test_two_models(const char * path_a, const char * path_b) {
 
     std::vector<float> plain_a;
     std::vector<float> plain_b;
+    std::vector<llama_token> answer_a;
     {
         auto a = load(path_a, nullptr);
         auto b = load(path_b, nullptr);
         CHECK(a && b);
         plain_a = decode(a.get(), make_context(a.get()).get(), tokens);
         plain_b = decode(b.get(), make_context(b.get()).get(), tokens);
+        answer_a = generate(a.get(), make_context(a.get()).get(), tokens, 64);
 
         llama_expert_stream_stats stats;
         CHECK(!llama_expert_stream_get_stats(a.get(), &stats));
@@ -591,6 +605,11 @@ static void test_two_models(const char * path_a, const char * path_b) {
     CHECK(stats_a.n_passes == 8 && stats_b.n_passes == 4);
     CHECK(stats_a.n_hinted >= stats_a.n_routed && stats_a.n_routed > 0);
     CHECK(stats_b.n_hinted == 0                && stats_b.n_routed > 0);
+
+    llama_expert_stream_reset_stats(a.get());
+    CHECK(generate(a.get(), ctx_a.get(), tokens, 64) == answer_a);
+    CHECK(llama_expert_stream_get_stats(a.get(), &stats_a));
+    CHECK(stats_a.n_passes == 65);
 
     ctx_a.reset();
     ctx_a2.reset();

@@ -1,0 +1,27 @@
+"""The engine under ThreadSanitizer and AddressSanitizer: unit tests and two models at once."""
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from swapmoe import build, pins
+from swapmoe.run import capture, clean_env
+from tests.support.models import make_tiny
+
+UNIT_TEST = "test-expert-stream"
+RUN_SECONDS = 900
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["thread", "address"])
+def test_clean(kind: Literal["thread", "address"], tmp_path: Path) -> None:
+    options = build.BuildOptions(sanitize=kind, targets=(UNIT_TEST,), tests=True)
+    receipt = build.ensure_built(pins.load(), options)
+    models = [make_tiny(tmp_path, preset) for preset in ("tiny", "tiny-qwen3moe")]
+    env = clean_env({"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
+    done = capture(
+        [receipt.bin_dir / UNIT_TEST, *models], cwd=tmp_path, env=env, timeout=RUN_SECONDS
+    )
+    assert "all tests passed" in done.stdout
+    assert "Sanitizer" not in done.stderr
