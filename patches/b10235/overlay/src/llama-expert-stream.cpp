@@ -214,7 +214,12 @@ void llama_expert_stream::use(const llama_expert_layer & l, const uint8_t * is_n
         const uint32_t unit     = l.first_unit + e;
         const uint64_t n_slices = l.tensors.size();
         counters.n_routed += n_slices;
-        (cache.contains(unit) ? counters.n_hits : counters.n_misses) += n_slices;
+        if (cache.contains(unit)) {
+            counters.n_hits += n_slices;
+        } else {
+            counters.n_misses += n_slices;
+            missed.insert(&l);
+        }
         if (is_predicted[unit]) {
             is_predicted[unit] = 0;
             counters.n_predicted_used += n_slices;
@@ -259,10 +264,16 @@ void llama_expert_stream::predict(const llama_expert_layer & l, llama_expert_set
     }
 }
 
+static void evict(const std::vector<llama_expert_range> & ranges) {
+    for (const auto & range : ranges) {
+        llama_expert_io_evict(range);
+    }
+}
+
 void llama_expert_stream::hint_predicted(const llama_expert_layer & l, const llama_expert_set & experts) {
     hint(l, experts.data());
 
-    std::vector<uint32_t> late; // dropped while they waited: nobody would drop them again
+    std::vector<llama_expert_range> late; // dropped while they waited: nobody would drop them again
     {
         std::lock_guard<std::mutex> lock(mutex);
         prefetched_layers.insert(&l);
@@ -270,20 +281,37 @@ void llama_expert_stream::hint_predicted(const llama_expert_layer & l, const lla
             if (experts[e]) {
                 n_prefetched += l.tensors.size();
                 if (!cache.contains(l.first_unit + e)) {
-                    late.push_back(l.first_unit + e);
+                    add_droppable(late, l, e, e + 1);
                 }
             }
         }
     }
-    for (const auto unit : late) {
-        evict(unit);
+    evict(late);
+}
+
+// Slices share pages with their neighbours. A page goes with the last of them that is present; at the ends of a
+// tensor, and where a page holds more than two slices, it stays.
+void llama_expert_stream::add_droppable(std::vector<llama_expert_range> & ranges, const llama_expert_layer & l, int64_t first, int64_t last) const {
+    const size_t page_size = llama_expert_page_size();
+    const bool is_alone_before = first > 0         && !cache.contains(l.first_unit + first - 1);
+    const bool is_alone_after  = last < l.n_expert && !cache.contains(l.first_unit + last);
+
+    for (size_t i = 0; i < l.tensors.size(); i++) {
+        const auto   range  = l.slice(i, first);
+        const size_t before = is_alone_before && range.size >= page_size ? page_size - 1 : 0;
+        const size_t after  = is_alone_after  && range.size >= page_size ? page_size - 1 : 0;
+        ranges.push_back({ (const uint8_t *) range.addr - before, before + (last - first)*range.size + after, range.fd, range.offs - before });
     }
 }
 
-void llama_expert_stream::evict(uint32_t unit) {
-    const auto & l = *layer_of_unit[unit];
-    for (size_t i = 0; i < l.tensors.size(); i++) {
-        llama_expert_io_evict(l.slice(i, unit - l.first_unit));
+// the same for all experts that are not present, run by run
+void llama_expert_stream::add_absent(std::vector<llama_expert_range> & ranges, const llama_expert_layer & l) const {
+    for (int64_t first = 0, last; first < l.n_expert; first = last + 1) {
+        for (last = first; last < l.n_expert && !cache.contains(l.first_unit + last); last++) {
+        }
+        if (first < last) {
+            add_droppable(ranges, l, first, last);
+        }
     }
 }
 
@@ -293,7 +321,7 @@ void llama_expert_stream::begin_pass() {
 }
 
 void llama_expert_stream::end_pass() {
-    std::vector<uint32_t> dropped;
+    std::vector<llama_expert_range> ranges;
     {
         std::lock_guard<std::mutex> lock(mutex);
         for (const auto unit : predicted) {
@@ -303,15 +331,22 @@ void llama_expert_stream::end_pass() {
         predicted.clear();
 
         const uint64_t bytes = cache.bytes();
-        dropped = cache.evict(params.cache_size, params.keep_recent);
-        counters.evicted_bytes += bytes - cache.bytes();
-        for (const auto unit : dropped) {
-            counters.n_evicted += layer_of_unit[unit]->tensors.size();
+        for (const auto unit : cache.evict(params.cache_size, params.keep_recent)) {
+            const auto & l = *layer_of_unit[unit];
+            add_droppable(ranges, l, unit - l.first_unit, unit - l.first_unit + 1);
         }
+        counters.n_evicted     += ranges.size();
+        counters.evicted_bytes += bytes - cache.bytes();
+
+        // page faults read neighbours that nobody asked for
+        if (params.io == LLAMA_EXPERT_IO_FAULT && (params.cache_size > 0 || params.keep_recent > 0)) {
+            for (const auto * l : missed) {
+                add_absent(ranges, *l);
+            }
+        }
+        missed.clear();
     }
-    for (const auto unit : dropped) {
-        evict(unit);
-    }
+    evict(ranges);
 }
 
 void llama_expert_stream::drain() {

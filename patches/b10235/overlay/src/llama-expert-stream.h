@@ -95,7 +95,9 @@ struct llama_expert_stream {
     const llama_expert_stream_params params; // with io resolved
 
 private:
-    void evict(uint32_t unit);
+    // adds what is to be dropped of the experts [first, last), one range per tensor; with the mutex held
+    void add_droppable(std::vector<llama_expert_range> & ranges, const llama_expert_layer & layer, int64_t first, int64_t last) const;
+    void add_absent(std::vector<llama_expert_range> & ranges, const llama_expert_layer & layer) const;
 
     int keep_fd(int fd);
 
@@ -107,6 +109,7 @@ private:
     llama_expert_cache        cache;
     std::vector<uint8_t>      is_predicted; // by unit, in this pass
     std::vector<uint32_t>     predicted;    // the units of is_predicted
+    std::set<const llama_expert_layer *> missed; // layers with misses in this pass
     llama_expert_stream_stats counters = {};
     llama_expert_io_usage     usage_start;
 
