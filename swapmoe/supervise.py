@@ -5,10 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
 GRACE_SECONDS = 10.0
+"""How long a program may take to end after a signal: llama-server waits for ever for an answer
+that it has itself stopped computing."""
 POLL_SECONDS = 0.2
 
 Check = Callable[[], bool]
@@ -22,24 +25,28 @@ def run_child(
 
     Its output is its own, byte for byte. With `terminal` it shares this terminal and reads it when
     there is one; else it has a session of its own and reads nothing. TERM, HUP and INT are handed
-    on to it, but a Ctrl-C that the shared terminal has sent to both. An exception, also from
-    `check`, ends it first. Raises `OSError` when it cannot be started.
+    on to it, but a Ctrl-C that the shared terminal has sent to both; when it has not ended some
+    time after the first that is meant to end it, it is killed, and the code is that signal's. An
+    exception, also from `check`, ends it too. Raises `OSError` when it cannot be started.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    with _handing_on_signals(skip_ctrl_c=terminal and _in_foreground()) as started:
+    hands = _Hands(share_terminal=terminal)
+    with hands.open():
         child = subprocess.Popen(
             argv,
             env=dict(env),
             stdin=None if terminal and stdin_is_terminal() else subprocess.DEVNULL,
             start_new_session=not terminal,
         )
-        started(child)
+        hands.started(child)
         try:
             code = _wait(child, check)
         except BaseException:
             _end(child)
             raise
+    if hands.killed_after:
+        return 128 + hands.killed_after
     return 128 - code if code < 0 else code
 
 
@@ -85,32 +92,55 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-@contextlib.contextmanager
-def _handing_on_signals(
-    *, skip_ctrl_c: bool
-) -> Iterator[Callable[["subprocess.Popen[bytes]"], None]]:
-    """Hand signals on to the child, also those that come before there is one."""
-    children: list[subprocess.Popen[bytes]] = []
-    early: list[int] = []
+class _Hands:
+    """Hands signals on to the child, also those that come before there is one."""
 
-    def hand_on(number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and skip_ctrl_c:
+    def __init__(self, *, share_terminal: bool) -> None:
+        self.killed_after = 0
+        """The signal after which the child did not end in time; 0 = none."""
+        self._skip_ctrl_c = share_terminal and _in_foreground()
+        # A Ctrl-C in a chat only stops the answer.
+        self._ending = {"SIGTERM", "SIGHUP"} if share_terminal else {"SIGTERM", "SIGHUP", "SIGINT"}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._timer: threading.Timer | None = None
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Take the signals until the end of the block."""
+        names = ("SIGINT", "SIGTERM", "SIGHUP")
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        previous = {number: signal.signal(number, self._take) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if self._timer:
+                self._timer.cancel()
+
+    def started(self, child: "subprocess.Popen[bytes]") -> None:
+        """From now on there is someone to hand them to."""
+        self._child = child
+        for number in self._early:
+            self._hand_on(child, number)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if number == signal.SIGINT and self._skip_ctrl_c:
             return
-        if not children:
-            early.append(number)
-        for child in children:
-            child.send_signal(number)
+        if self._child:
+            self._hand_on(self._child, number)
+        else:
+            self._early.append(number)
 
-    def started(child: "subprocess.Popen[bytes]") -> None:
-        children.append(child)
-        for number in early:
-            child.send_signal(number)
+    def _hand_on(self, child: "subprocess.Popen[bytes]", number: int) -> None:
+        child.send_signal(number)
+        if self._timer is None and signal.Signals(number).name in self._ending:
+            self._timer = threading.Timer(GRACE_SECONDS, self._kill, (child, number))
+            self._timer.daemon = True
+            self._timer.start()
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    previous = {number: signal.signal(number, hand_on) for number in numbers}
-    try:
-        yield started
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    def _kill(self, child: "subprocess.Popen[bytes]", number: int) -> None:
+        if child.poll() is None:
+            self.killed_after = number
+            child.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swapmoe.model_spec import tensors
-from tests.support.llama import repacked_mib, statistics
+from tests.support.llama import STREAMING, Llama, repacked_mib, statistics
 from tests.support.models import cut_short, make_tiny, tiny_spec
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -54,6 +54,81 @@ def test_verbose_shows_the_engine(tmp_path: Path) -> None:
     experts = tiny_spec().slices * tiny_spec().slice_bytes / 2**20
     assert repacked_mib(done.stderr) < experts
     assert statistics(done.stderr).hinted > 0
+
+
+ACTIVE = {
+    ("--cache-size", "1"): "expert_stream: cache size = 1.00 MiB",
+    ("--keep-recent", "3"): "expert keep-recent window = 3 experts per layer",
+    ("--fixation", "4"): "top-k pinned for the first 4 forward passes",
+    ("--prefetch",): "async prefetch thread started",
+}
+
+
+@pytest.mark.parametrize("option", ACTIVE)
+def test_each_option_is_confirmed(tmp_path: Path, option: tuple[str, ...]) -> None:
+    model = make_tiny(tmp_path)
+    quiet = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", *option)
+    assert quiet.returncode == 0, quiet.stderr
+    assert "expert" not in quiet.stderr.replace("routed experts are", "")
+    loud = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", *option, "-v")
+    assert loud.returncode == 0, loud.stderr
+    assert ACTIVE[option] in loud.stderr
+
+
+def test_all_options_at_once_and_fewer_experts(tmp_path: Path) -> None:
+    options = [word for option in ACTIVE for word in option]
+    override = ("--override-kv", "qwen2moe.expert_used_count=int:1")
+    argv = ("run", "-m", make_tiny(tmp_path), "-p", "Hello", "-n", "4", *options)
+    done = swapmoe(*argv, "--", *override)
+    assert done.returncode == 0, done.stderr
+    assert "experts per token and layer: 1 instead of 2" in done.stderr
+
+
+def floors(folder: Path) -> Path:
+    """A model that needs 2 experts of 3 slices of 162 KiB in each of 2 layers: 1.9 MiB."""
+    return make_tiny(folder, "tiny-qwen3moe", embd=512, ffn=576)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "floor"),
+    [
+        (["--cache-size", "1"], ["--expert-cache-size", "1"], "2"),
+        (["--keep-recent", "1"], ["--expert-keep-recent", "1"], "2"),
+    ],
+)
+def test_the_floors_are_the_engines(
+    tmp_path: Path, patched: Llama, ours: list[str], theirs: list[str], floor: str
+) -> None:
+    model = floors(tmp_path)
+    refused = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", *ours)
+    assert refused.returncode == 9
+    assert f"{ours[0]} {floor} " in refused.stderr
+    engine = patched.complete(model, *STREAMING, *theirs, n=1, check=False)
+    assert engine.returncode != 0
+    assert f"the floor is {floor}" in engine.stderr
+    at_floor = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", ours[0], floor)
+    assert at_floor.returncode == 0, at_floor.stderr
+
+
+def test_what_is_not_confirmed_fails(tmp_path: Path) -> None:
+    log_elsewhere = tmp_path / "log"
+    log_elsewhere.symlink_to("/dev/null")
+    program = (
+        "import contextlib, pathlib, sys; from swapmoe import activation, cli;"
+        f"log = contextlib.nullcontext(pathlib.Path({str(log_elsewhere)!r}));"
+        "activation.private_log = lambda: log; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    argv = ["run", "-m", str(make_tiny(tmp_path)), "-p", "Hello", "-n", "4"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *argv],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 10
+    assert "did not confirm what was asked for" in done.stderr
 
 
 def test_dry_run_is_the_command_that_runs(tmp_path: Path) -> None:

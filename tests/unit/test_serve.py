@@ -169,7 +169,7 @@ def serving(
         "import sys; from pathlib import Path; from swapmoe import launch, pins;"
         "from swapmoe.cli import main; from tests.support.building import make_pin;"
         f"pins.load = lambda _=None: make_pin(Path('.'), {shop.tree_id!r});"
-        "launch.READY_GRACE_SECONDS = 0.3;"
+        "launch.READY_GRACE_SECONDS = 0.3; launch.supervise.GRACE_SECONDS = 1.0;"
         "sys.exit(main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -194,6 +194,17 @@ def test_signals_reach_the_server_and_it_is_reaped(
         (child,) = psutil.Process(wrapper.pid).children()
         wrapper.send_signal(number)
         assert wrapper.wait(20) in (128 + number, 1)  # Python, which the fake is, ends INT with 1
+        assert not child.is_running()
+
+
+def test_a_server_that_does_not_end_is_killed(
+    shop: Workshop, built: Receipt, model: Path, port: int
+) -> None:
+    shop.tools.set(forever=True, deaf=True)
+    with serving(shop, model, port) as wrapper:
+        (child,) = psutil.Process(wrapper.pid).children()
+        wrapper.terminate()
+        assert wrapper.wait(20) == 128 + signal.SIGTERM
         assert not child.is_running()
 
 
