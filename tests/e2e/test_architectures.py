@@ -13,17 +13,23 @@ import pytest
 from swapmoe.errors import ModelError
 from swapmoe.model_widen import Widening, widen
 from swapmoe.receipts import Receipt
+from tests.support import templates
 from tests.support.archs import (
+    GENERATOR,
+    LOADER,
     MODES,
+    UPSTREAM,
     Compared,
+    Entry,
     Saved,
     compare,
     page,
     save_upstream_models,
 )
 from tests.support.llama import Llama
-from tests.support.logits import LogitsProgram, compile_logits
+from tests.support.logits import LogitsProgram, compile_against, compile_logits
 from tests.support.models import make_tiny
+from tests.support.templates import TEMPLATES, write_template
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="compiles as Unix compilers do")
 
@@ -33,6 +39,7 @@ GENERATED = ("tiny-deepseek4", "tiny-gemma4", "tiny-gpt-oss", "tiny-laguna")
 SAMPLE = ("gpt-oss", "grovemoe", "llama4", "deepseek2", "qwen3next", "kimi-linear")
 # The loader takes experts, and the graph has no place for them.
 UNUSED = {"refact"}
+WITHOUT_LOGITS = {"llama-embed"}
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +59,14 @@ def saved(patched: Llama, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     """The models that upstream's program writes."""
     folder = tmp_path_factory.mktemp("upstream") / "models"
     return save_upstream_models(patched.bin_dir / "test-llama-archs", folder)
+
+
+@pytest.fixture(scope="session")
+def template(base: Llama, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program that writes models of what the unpatched loader asks for."""
+    return compile_against(
+        base.bin_dir, templates.SOURCE, tmp_path_factory.mktemp("template") / "template"
+    )
 
 
 @pytest.fixture
@@ -75,6 +90,7 @@ def faults(found: Compared) -> list[str]:
         return wrong + ([f"{found.name}: routes"] if found.routed else [])
     if not found.routed:
         wrong.append(f"{found.name}: nothing was routed")
+    wrong += [f"{found.name}: {mode} did nothing" for mode in found.idle]
     return wrong + [f"{found.name}: {kind} mixed up does not show" for kind in found.unseen]
 
 
@@ -85,6 +101,16 @@ def test_upstream_models_widened(
     made = widen(saved.models[name], tmp_path / "wide.gguf", Widening())
     assert made.quantised == len(made.routed)
     assert not faults(comparing(name, made.path))
+
+
+def test_experts_without_gate_tensors(
+    comparing: Callable[[str, Path], Compared], template: Path, tmp_path: Path
+) -> None:
+    model = write_template(template, "nemotron_h_moe", tmp_path / "small.gguf")
+    made = widen(model, tmp_path / "wide.gguf", Widening())
+    found = comparing("nemotron_h_moe", made.path)
+    assert found.kinds == ["ffn_up_exps", "ffn_down_exps"]
+    assert not faults(found)
 
 
 @pytest.mark.parametrize("preset", GENERATED)
@@ -114,32 +140,38 @@ def test_models_without_experts_say_so_and_run(
 @pytest.mark.full
 def test_every_architecture(
     receipt: Receipt,
-    comparing: Callable[[str, Path], Compared],
     base_logits: LogitsProgram,
+    comparing: Callable[[str, Path], Compared],
     patched_logits: LogitsProgram,
     saved: Saved,
+    template: Path,
     tmp_path: Path,
 ) -> None:
     """The whole matrix; writes the page of the documentation, whatever the outcome."""
-    rows: list[tuple[Compared, str]] = []
+    small = {name: (UPSTREAM, model) for name, model in saved.models.items()}
+    for name in TEMPLATES:
+        small[name] = LOADER, write_template(template, name, tmp_path / f"{name}.gguf")
+    entries: list[Entry] = []
     wrong: list[str] = []
-    for name, model in saved.models.items():
+    for name, (origin, model) in small.items():
         found = compare(name, model, base_logits, patched_logits, probe=None)
-        rows.append((found, "upstream's"))
+        entries.append(Entry(name, origin, [found]))
         if not found.identical:
-            wrong.append(f"{name}: as upstream wrote it: {found.same}")
+            wrong.append(f"{name}: as written: {found.same}")
         try:
             made = widen(model, tmp_path / "wide.gguf", Widening(), force=True)
-        except ModelError:
+        except ModelError as error:
             if found.facts.routed or not found.said:
-                wrong.append(f"{name}: cannot be widened")
+                wrong.append(f"{name}: {error.message}")
             continue
         wide = comparing(name, made.path)
-        rows.append((wide, "widened"))
+        entries[-1].runs.append(wide)
         wrong += faults(wide)
     for preset in GENERATED:
         made_here = comparing(preset.removeprefix("tiny-"), make_tiny(tmp_path, preset))
-        rows.append((made_here, "generated"))
+        entries.append(Entry(made_here.name, GENERATOR, [made_here]))
         wrong += faults(made_here)
-    PAGE.write_text(page(receipt.tag, rows, saved.skipped))
+    PAGE.write_text(page(receipt.tag, entries))
     assert not wrong
+    covered = {entry.name for entry in entries}
+    assert set(saved.skipped) - covered == WITHOUT_LOGITS, "new in llama.cpp: add a template"

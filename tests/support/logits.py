@@ -51,7 +51,7 @@ class LogitsProgram:
         return Logits(saved.read_bytes(), done.stderr)
 
 
-def compile_logits(bin_dir: Path, target: Path) -> LogitsProgram:
+def compile_against(bin_dir: Path, source: Path, target: Path) -> Path:
     """Compile with the compiler, headers and libraries of the build that `bin_dir` belongs to."""
     cache = (bin_dir.resolve().parent / "CMakeCache.txt").read_text()
 
@@ -60,12 +60,17 @@ def compile_logits(bin_dir: Path, target: Path) -> LogitsProgram:
         assert found, f"{name} is not in the cache of {bin_dir}"
         return Path(found[1])
 
-    source = cached("CMAKE_HOME_DIRECTORY")
-    headers = (f"-I{source / 'include'}", f"-I{source / 'ggml' / 'include'}")
+    tree = cached("CMAKE_HOME_DIRECTORY")
+    headers = (f"-I{tree / 'include'}", f"-I{tree / 'ggml' / 'include'}")
     libraries = (f"-L{bin_dir}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{bin_dir}")
     flags = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror")
     capture(
-        [cached("CMAKE_CXX_COMPILER"), *flags, *headers, SOURCE, "-o", target, *libraries],
+        [cached("CMAKE_CXX_COMPILER"), *flags, *headers, source, "-o", target, *libraries],
         timeout=TIMEOUT,
     )
-    return LogitsProgram(target)
+    return target
+
+
+def compile_logits(bin_dir: Path, target: Path) -> LogitsProgram:
+    """Compile logits.cpp against a build."""
+    return LogitsProgram(compile_against(bin_dir, SOURCE, target))
