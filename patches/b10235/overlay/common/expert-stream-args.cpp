@@ -17,9 +17,12 @@ static void flush_log_at_exit() {
 }
 
 // The common logger has one threshold for the terminal and its file; this copies the library's lines, at once.
+// Without debug lines: they come with every pass, and a server runs for days.
 static void log_to_file_too(ggml_log_level level, const char * text, void * file) {
-    fputs(text, (FILE *) file);
-    fflush((FILE *) file);
+    if (level != GGML_LOG_LEVEL_DEBUG) {
+        fputs(text, (FILE *) file);
+        fflush((FILE *) file);
+    }
     common_log_default_callback(level, text, nullptr);
 }
 
