@@ -15,36 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swapmoe import health, launch, pins
-from swapmoe.build import BuildOptions, ensure_built
+from swapmoe import health, launch
 from swapmoe.cli import main
 from swapmoe.config import ServeSettings
 from swapmoe.receipts import Receipt
 from tests.support.building import Workshop
-from tests.support.headers import MOE, ROWS, gguf, write
 
 SERVER = "llama-server"
-
-
-@pytest.fixture
-def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    made = Workshop(tmp_path, monkeypatch)
-    made.cpu("avx2")
-    monkeypatch.setattr(pins, "load", lambda _name=None: made.pin)
-    monkeypatch.chdir(made.root)
-    return made
-
-
-@pytest.fixture
-def built(shop: Workshop) -> Receipt:
-    receipt = ensure_built(shop.pin, BuildOptions())
-    shop.tools.forget_calls()
-    return receipt
-
-
-@pytest.fixture
-def model(shop: Workshop) -> Path:
-    return write(shop.root / "it's [a] model.gguf", gguf(MOE, ROWS))
 
 
 @pytest.fixture
