@@ -88,6 +88,9 @@ bool llama_expert_io_no_readahead(const llama_expert_range &) {
     return false;
 }
 
+void llama_expert_io_forget_head(int, uint64_t) {
+}
+
 bool llama_expert_io_evict(const llama_expert_range & range) {
     const auto pages = llama_expert_pages_inner(range, llama_expert_page_size());
     // unlocking pages that are not locked fails with this error, and takes them out of the working set
@@ -135,8 +138,19 @@ llama_expert_hint_result llama_expert_io_hint(const llama_expert_range * ranges,
 }
 
 bool llama_expert_io_no_readahead(const llama_expert_range & range) {
-    const auto pages = llama_expert_pages_inner(range, llama_expert_page_size());
+    // with the pages at the ends: a fault there would read the experts around it
+    const auto pages = llama_expert_pages_outer(range, llama_expert_page_size());
     return pages.first < pages.last && madvise((void *) pages.first, pages.last - pages.first, MADV_RANDOM) == 0;
+}
+
+void llama_expert_io_forget_head(int fd, uint64_t offs) {
+#if defined(__linux__)
+    const uint64_t max_readahead = 16*1024*1024;
+    posix_fadvise(fd, 0, (off_t) (offs + max_readahead), POSIX_FADV_DONTNEED);
+#else
+    (void) fd;
+    (void) offs;
+#endif
 }
 
 bool llama_expert_io_evict(const llama_expert_range & range) {

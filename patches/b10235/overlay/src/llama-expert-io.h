@@ -39,6 +39,10 @@ llama_expert_hint_result llama_expert_io_hint(const llama_expert_range * ranges,
 // returns false when the system refused or has no such notion
 bool llama_expert_io_no_readahead(const llama_expert_range & range);
 
+// drop from the page cache what lies before offs, and what was read ahead when that was read: touching such pages
+// later would read megabytes of experts more
+void llama_expert_io_forget_head(int fd, uint64_t offs);
+
 // take the range out of memory: out of the process and out of the page cache, whole pages inside of it only
 // returns false when the system refused
 bool llama_expert_io_evict(const llama_expert_range & range);

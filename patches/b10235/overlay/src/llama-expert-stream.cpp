@@ -474,6 +474,14 @@ void llama_expert_stream_start(
             others.push_back({ tensor->data, ggml_nbytes(tensor), fd, weight->offs });
         }
     }
+    std::map<int, uint64_t> heads; // where the tensors of each file begin
+    for (const auto & range : others) {
+        const auto it = heads.insert({ range.fd, range.offs }).first;
+        it->second = std::min(it->second, range.offs);
+    }
+    for (const auto & [fd, offs] : heads) {
+        llama_expert_io_forget_head(fd, offs);
+    }
     llama_expert_io_hint(others.data(), others.size());
 
     stream->start();
