@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from swapmoe.model_spec import ModelSpec
 
-Value = bool | int | float | list[int]
+Value = bool | int | float | str | list[int]
 When = Callable[["ModelSpec", int], bool]
 
 

@@ -14,8 +14,8 @@ from gguf.constants import GGUFValueType
 
 from swapmoe import model_pack as pack
 from swapmoe.errors import ModelError, UsageError
+from swapmoe.gguf_keys import add_key
 from swapmoe.model_archs import ARCHITECTURES
-from swapmoe.model_rows import Value
 from swapmoe.model_spec import (
     PRESETS,
     ModelSpec,
@@ -136,7 +136,7 @@ def _add_metadata(writer: GGUFWriter, spec: ModelSpec, vocabulary: Vocabulary) -
     if "ffn_up_shexp" in arch.names:
         writer.add_expert_shared_feed_forward_length(spec.shared_ffn)
     for key, value in arch.keys(spec).items():
-        _add_key(writer, f"{spec.arch}.{key}", value)
+        add_key(writer, f"{spec.arch}.{key}", value)
     writer.add_vocab_size(spec.vocab)
     writer.add_quantization_version(2)
     writer.add_tokenizer_model("gpt2")
@@ -147,18 +147,6 @@ def _add_metadata(writer: GGUFWriter, spec: ModelSpec, vocabulary: Vocabulary) -
     writer.add_bos_token_id(vocabulary.eos)
     writer.add_eos_token_id(vocabulary.eos)
     writer.add_add_bos_token(False)
-
-
-def _add_key(writer: GGUFWriter, key: str, value: Value) -> None:
-    match value:
-        case bool():
-            writer.add_bool(key, value)
-        case int():
-            writer.add_uint32(key, value)
-        case float():
-            writer.add_float32(key, value)
-        case _:
-            writer.add_array(key, value)
 
 
 def _check_space(directory: Path, needed: int) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from gguf import GGUFWriter
 
+from swapmoe.gguf_keys import add_key
+from swapmoe.model_rows import Value
 from swapmoe.run import capture
 
 SOURCE = Path(__file__).with_name("template.cpp")
-
-Value = bool | int | float | str | list[int]
 
 COMMON: dict[str, Value] = {
     "vocab_size": 128,
@@ -62,18 +62,7 @@ def write_keys(arch: str, path: Path) -> None:
     writer = GGUFWriter(path, arch)
     writer.add_tokenizer_model("no_vocab")
     for name, value in (COMMON | TEMPLATES[arch]).items():
-        key = f"{arch}.{name}"
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case float():
-                writer.add_float32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)
+        add_key(writer, f"{arch}.{name}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
