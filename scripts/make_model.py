@@ -82,6 +82,7 @@ def write_widened(source: Path, force: bool, output: Path, changes: dict[str, An
 @click.option("--arch", type=click.Choice(list(ARCHITECTURES)), help="Architecture.")
 @size_options
 @click.option("--type", type=click.Choice(TENSOR_TYPES), help="Type of the expert tensors.")
+@click.option("--down-type", type=click.Choice(TENSOR_TYPES), help="Type of down [--type].")
 @click.option(
     "--dense-type", type=click.Choice(TENSOR_TYPES), help="Type of other weights [--type]."
 )

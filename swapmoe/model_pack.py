@@ -19,11 +19,13 @@ class BlockFormat:
     """A quantised block: random bytes, with the scales overwritten.
 
     `fields` are (byte offset, factor) pairs: each fp16 there becomes factor * scale. The factors of
-    the minimum fields centre the values around zero. Without fields the first byte is the scale's
-    power of two, with 128 for 1.
+    the minimum fields centre the values around zero. `nibbles` is the offset of four 16-bit words
+    whose highest four bits hold the fp16 scale, lowest part first. Without either the first byte is
+    the scale's power of two, with 128 for 1.
     """
 
-    fields: tuple[tuple[int, float], ...]
+    fields: tuple[tuple[int, float], ...] = ()
+    nibbles: int | None = None
 
 
 BLOCK_FORMATS = {
@@ -37,9 +39,11 @@ BLOCK_FORMATS = {
     "Q4_K": BlockFormat(((0, 1.0), (2, 7.5))),
     "Q5_K": BlockFormat(((0, 1.0), (2, 15.5))),
     "Q6_K": BlockFormat(((208, 1.0),)),
+    "IQ1_M": BlockFormat(nibbles=48),
+    "IQ2_XXS": BlockFormat(((0, 1.0),)),
     "IQ4_NL": BlockFormat(((0, 1.0),)),
     "IQ4_XS": BlockFormat(((0, 1.0),)),
-    "MXFP4": BlockFormat(()),
+    "MXFP4": BlockFormat(),
 }
 FLOAT_TYPES = ("F32", "F16")
 TENSOR_TYPES = (*FLOAT_TYPES, *BLOCK_FORMATS)
@@ -83,7 +87,13 @@ def _unit_std(type_name: str) -> float:
 
 def _set_scales(data: Bytes, type_name: str, scale: float) -> None:
     blocks = data.reshape(-1, block_size(type_name)[1])
-    fields = BLOCK_FORMATS[type_name].fields
+    fields, nibbles = BLOCK_FORMATS[type_name].fields, BLOCK_FORMATS[type_name].nibbles
+    if nibbles is not None:
+        bits = int(np.array(scale, "<f2").view("<u2"))
+        for part, column in enumerate(range(nibbles + 1, nibbles + 8, 2)):
+            sign = blocks[:, column] & (0x80 if part == 3 else 0)
+            blocks[:, column] = blocks[:, column] & 0x0F | bits >> 4 * part << 4 & 0xF0 | sign
+        return
     if not fields:
         # Powers of two only: as many blocks have the larger neighbour as the spread asks for.
         low = math.floor(math.log2(scale))

@@ -16,8 +16,9 @@ from swapmoe.model_vocab import MIN_VOCAB
 class ModelSpec:
     """The shape of a model; equal specs give equal bytes.
 
-    `type` is the block format of the expert tensors, `dense_type` of attention and shared experts
-    ("" = the same), `embd_type` of token embeddings and output. `locality` in [0, 1) is the share
+    `type` is the block format of the expert tensors, `down_type` of those of down ("" = the same),
+    `dense_type` of attention and shared experts ("" = `type`), `embd_type` of token embeddings and
+    output. `locality` in [0, 1) is the share
     of a token embedding that all tokens have in common (the cosine of two embeddings). With 128
     experts, 8 used and room for 27 %, LRU hits 0.27 of the routed experts at locality 0 (uniform),
     0.54 at 0.25, 0.70 at 0.5 and 0.93 at 0.7 (first layer, random tokens).
@@ -46,6 +47,7 @@ class ModelSpec:
     dense_layers: int = 0
     hash_layers: int = 0
     mtp_layers: int = 0
+    down_type: str = ""
 
     @property
     def slices(self) -> int:
@@ -54,66 +56,19 @@ class ModelSpec:
 
     @property
     def slice_bytes(self) -> int:
-        """Bytes of one slice of gate, up or down; one of gate and up together has twice as many."""
+        """Bytes of one slice of gate or up; one of gate and up together has twice as many."""
         return pack.row_bytes(self.type, self.embd * self.ffn)
 
     @property
     def shape(self) -> dict[str, object]:
-        """The fields that say something; those that came later are left out while they are 0."""
-        return {k: v for k, v in asdict(self).items() if v or k not in LAYER_KINDS}
+        """The fields that say something; later ones are left out while they are empty."""
+        return {k: v for k, v in asdict(self).items() if v or k not in (*LAYER_KINDS, "down_type")}
 
     @property
     def digest(self) -> str:
         """A short name for exactly this model."""
         text = json.dumps(self.shape, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-PRESETS = {
-    "tiny": ModelSpec(),
-    "tiny-qwen3moe": ModelSpec(arch="qwen3moe", experts=8),
-    "tiny-dense": ModelSpec(arch="qwen3"),
-    "tiny-gpt-oss": ModelSpec(arch="gpt-oss", experts=16, used=4, type="MXFP4", dense_type="Q8_0"),
-    "tiny-gemma4": ModelSpec(arch="gemma4", experts=16, used=4),
-    "tiny-laguna": ModelSpec(arch="laguna", layers=3, dense_layers=1, experts=16, used=4),
-    "tiny-deepseek4": ModelSpec(
-        arch="deepseek4",
-        layers=4,
-        hash_layers=2,
-        mtp_layers=1,
-        experts=16,
-        used=4,
-        kv_heads=1,
-        head_dim=64,
-    ),
-    "qwen3-30b-layers": ModelSpec(
-        arch="qwen3moe",
-        layers=24,
-        embd=2048,
-        experts=128,
-        used=8,
-        ffn=768,
-        heads=16,
-        kv_heads=4,
-        head_dim=128,
-        vocab=32000,
-        ctx=32768,
-    ),
-    "deepseek4-layers": ModelSpec(
-        arch="deepseek4",
-        layers=24,
-        hash_layers=3,
-        embd=2048,
-        experts=128,
-        used=8,
-        ffn=768,
-        heads=16,
-        kv_heads=1,
-        head_dim=128,
-        vocab=32000,
-        ctx=32768,
-    ),
-}
 
 
 LAYER_KINDS = ("dense_layers", "hash_layers", "mtp_layers")
@@ -160,6 +115,7 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
     sizes |= arch.sizes(spec)
     types = {
         "expert": spec.type,
+        "expert-out": spec.down_type or spec.type,
         "dense": spec.dense_type or spec.type,
         "embedding": spec.embd_type,
         "output": spec.embd_type,
@@ -181,7 +137,7 @@ def tensors(spec: ModelSpec) -> list[Tensor]:
     def tensor(prefix: str, row: Row) -> Tensor:
         shape = tuple(sizes[dim] for dim in row.dims)
         std = fixed.get(row.role, gains.get(row.role, 1.0) / shape[-1] ** 0.5)
-        kind = types.get(row.role.split("-")[0], "F32")
+        kind = types.get(row.role) or types.get(row.role.split("-")[0], "F32")
         return Tensor(f"{prefix}{row.name}.{row.suffix}", row.role, shape, kind, std)
 
     layers = [
@@ -208,7 +164,7 @@ def check(spec: ModelSpec) -> None:
             problems.append(text)
 
     need(spec.arch in ARCHITECTURES, f"arch {spec.arch} is not one of {', '.join(ARCHITECTURES)}")
-    for name in ("type", "dense_type"):
+    for name in ("type", "dense_type", "down_type"):
         value = getattr(spec, name) or spec.type
         need(
             value in pack.TENSOR_TYPES,

@@ -16,14 +16,8 @@ from swapmoe import model_pack as pack
 from swapmoe.errors import ModelError, UsageError
 from swapmoe.gguf_keys import add_key
 from swapmoe.model_archs import ARCHITECTURES
-from swapmoe.model_spec import (
-    PRESETS,
-    ModelSpec,
-    Tensor,
-    check,
-    tensors,
-    total_bytes,
-)
+from swapmoe.model_presets import PRESETS
+from swapmoe.model_spec import ModelSpec, Tensor, check, tensors, total_bytes
 from swapmoe.model_vocab import Vocabulary, build_vocabulary
 from swapmoe.paths import lock
 

@@ -13,7 +13,8 @@ from swapmoe import model_pack as pack
 from swapmoe import models
 from swapmoe.errors import ModelError, UsageError
 from swapmoe.model_archs import ARCHITECTURES
-from swapmoe.model_spec import PRESETS, Tensor, check, tensors, total_bytes
+from swapmoe.model_presets import PRESETS
+from swapmoe.model_spec import Tensor, check, tensors, total_bytes
 from swapmoe.model_vocab import MIN_VOCAB, build_vocabulary
 from swapmoe.models import ensure_model, shard_paths, write_model
 from tests.support.models import make_tiny, read_slice, tiny_spec
@@ -81,6 +82,33 @@ def test_hash_layers_map_each_token_to_distinct_experts(folder: Path) -> None:
 def test_later_fields_leave_earlier_models_as_they_were() -> None:
     assert PRESETS["tiny"].digest == "187b7dfb"
     assert PRESETS["tiny-qwen3moe"].digest == "901bba3e"
+
+
+def test_down_may_have_a_type_of_its_own(folder: Path) -> None:
+    model = make_tiny(folder, type="Q4_0", down_type="Q8_0")
+    types = {t.name.split(".")[2]: t.tensor_type.name for t in GGUFReader(model).tensors[1:-2]}
+    assert types["ffn_up_exps"] == types["ffn_gate_exps"] == "Q4_0"
+    assert types["ffn_down_exps"] == "Q8_0"
+    assert types["ffn_down_shexp"] == "Q4_0"
+
+
+@pytest.mark.parametrize(
+    ("preset", "expert_mb", "slices"),
+    [
+        ("35b-a3b-q4_k_m", 1.74, 10 * 3 * 256),
+        ("122b-a10b-q2_k", 3.22, 6 * 3 * 256),
+        ("minimax-iq1_m", 3.64, 5 * 3 * 256),
+        ("deepseek-v4-iq1_m", 6.71, 4 * 3 * 256),
+    ],
+)
+def test_published_shapes_have_experts_of_the_published_size(
+    preset: str, expert_mb: float, slices: int
+) -> None:
+    spec = PRESETS[preset]
+    routed = sum(tensor.nbytes for tensor in tensors(spec) if tensor.is_routed)
+    assert routed / spec.layers / spec.experts == pytest.approx(expert_mb * 1e6, rel=0.05)
+    assert spec.slices == slices
+    assert 4e9 < total_bytes(spec) < 8e9
 
 
 def test_big_preset_has_the_measured_shape() -> None:
