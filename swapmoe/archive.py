@@ -1,9 +1,9 @@
-"""Unpacking a llama.cpp source archive: only ``llama.cpp/``, only ordinary files, bounded."""
+"""Reading a llama.cpp source archive: only ``llama.cpp/``, only ordinary files, bounded."""
 
 import hashlib
-import shutil
 import tarfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from swapmoe.errors import UpstreamError
@@ -28,10 +28,26 @@ def check_hash(file: Path, expected: str) -> None:
 def unpack(file: Path, target: Path) -> int:
     """Unpack the files of ``<top>/llama.cpp/`` to ``target`` and return how many there were.
 
+    Raises UpstreamError as ``read`` does.
+    """
+    taken = 0
+    for name, executable, data in read(file):
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(0o755 if executable else 0o644)
+        taken += 1
+    return taken
+
+
+def read(file: Path) -> Iterator[tuple[PurePosixPath, bool, bytes]]:
+    """Path, executable bit and content of each file of ``<top>/llama.cpp/``.
+
     Raises UpstreamError for a path that leads out of the archive, for a link or device, for a
     name that occurs twice, beyond 50,000 members or 2 GiB, and for a damaged archive.
     """
-    taken = members = total = 0
+    members = total = 0
+    seen: set[PurePosixPath] = set()
     try:
         with tarfile.open(file, "r:gz") as tar:
             for member in tar:
@@ -45,17 +61,21 @@ def unpack(file: Path, target: Path) -> int:
                     continue
                 if not member.isfile():
                     raise _refused(file, member, "links and devices are not accepted")
-                _write(tar, member, target / path, file)
-                taken += 1
+                if path in seen:
+                    raise _refused(file, member, "the name occurs twice")
+                seen.add(path)
+                source = tar.extractfile(member)
+                assert source is not None
+                with source:
+                    yield path, bool(member.mode & 0o111), source.read()
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise UpstreamError(
             f"the source archive is damaged: {file.name}", evidence=[f"{file}: {error}"]
         ) from error
-    if not taken:
+    if not seen:
         raise UpstreamError(
             f"no {FOLDER}/ folder in {file.name}", evidence=[f"{members} members in {file}"]
         )
-    return taken
 
 
 def _inner_path(file: Path, member: tarfile.TarInfo) -> PurePosixPath | None:
@@ -65,18 +85,6 @@ def _inner_path(file: Path, member: tarfile.TarInfo) -> PurePosixPath | None:
         raise _refused(file, member, "the path leads out of the archive")
     parts = path.parts
     return PurePosixPath(*parts[2:]) if len(parts) > 2 and parts[1] == FOLDER else None
-
-
-def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path, file: Path) -> None:
-    source = tar.extractfile(member)
-    assert source is not None
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with source, path.open("xb") as out:
-            shutil.copyfileobj(source, out)
-    except FileExistsError as error:
-        raise _refused(file, member, "the name occurs twice") from error
-    path.chmod(0o755 if member.mode & 0o111 else 0o644)
 
 
 def _refused(file: Path, member: tarfile.TarInfo, reason: str) -> UpstreamError:

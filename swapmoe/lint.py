@@ -67,7 +67,9 @@ def lint(folder: Path, repo: GitRepo | None = None, base: str | None = None) -> 
     try:
         overlay = series.read_overlay(folder)
     except SeriesError as error:
-        findings += [Finding("P111", f"overlay/{path}", "is a link") for path in error.evidence]
+        findings += [
+            Finding("P111", series.OVERLAY, f"{error.message}: {line}") for line in error.evidence
+        ]
     for file in overlay:
         findings += _check_overlay(file, patches)
     if not any(finding.rule in ("P101", "P103", "P113") for finding in findings):

@@ -25,14 +25,14 @@ class _Table(BaseModel):
 
 
 class Upstream(_Table):
-    """The llama.cpp commit and its source archive; ``tree`` is its git tree id once known."""
+    """The llama.cpp commit and its source archive if there is one; ``tree`` is its git tree id."""
 
     project: str = "ggml-org/llama.cpp"
     tag: Annotated[str, Field(pattern=r"^b[0-9]+$")]
     commit: ObjectId
     tree: ObjectId | None = None
-    archive: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+-[0-9.]+\.tar\.gz$")]
-    archive_sha256: Sha256
+    archive: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+-[0-9.]+\.tar\.gz$")] | None = None
+    archive_sha256: Sha256 | None = None
 
     @property
     def build_number(self) -> int:

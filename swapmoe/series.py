@@ -15,6 +15,7 @@ from swapmoe.errors import SeriesError
 
 SERIES = "series"
 OVERLAY = "overlay"
+_POINTER = re.compile(r"\.\./(?:[A-Za-z0-9][A-Za-z0-9.-]*/)?overlay")
 _TRAILER = re.compile(r"([A-Za-z][A-Za-z-]*): *(.*)")
 
 
@@ -181,9 +182,30 @@ def read_patch(file: Path) -> Patch:
     return Patch(file.name, data.replace(b"\r\n", b"\n") if converted else data, converted)
 
 
+def overlay_dir(folder: Path) -> Path:
+    """Where the series in ``folder`` has its overlay: there, or where its ``overlay`` file says.
+
+    A file ``overlay`` with the one line ``../<tag>/overlay`` (or ``../overlay``) shares the
+    overlay of another pin. Raises SeriesError for any other content.
+    """
+    own = folder / OVERLAY
+    if not own.is_file() or own.is_symlink():
+        return own
+    text = own.read_text(encoding="utf-8", errors="replace").strip()
+    shared = folder / text
+    usable = _POINTER.fullmatch(text) and shared.is_dir()
+    if not usable or any(path.is_symlink() for path in (shared, shared.parent)):
+        raise SeriesError(
+            f"{own} does not name an overlay folder",
+            evidence=[repr(text)],
+            hint="write ../<tag>/overlay, the overlay folder of another pin",
+        )
+    return shared
+
+
 def read_overlay(folder: Path) -> tuple[OverlayFile, ...]:
-    """All files below ``overlay/``, sorted by path. Raises SeriesError for a link."""
-    top = folder / OVERLAY
+    """All files of the overlay, sorted by path. Raises SeriesError for a link."""
+    top = overlay_dir(folder)
     files = sorted(
         (PurePosixPath(file.relative_to(top)).as_posix(), file)
         for file in top.rglob("*")

@@ -135,7 +135,7 @@ def _from(source: str, facts: Upstream, scratch: Path) -> tuple[GitRepo, str, di
             raise UpstreamError(
                 f"no source for llama.cpp {facts.tag}",
                 evidence=[f"git: {reason}", f"archive: {second.message}", *second.evidence],
-                hint=f"swapmoe fetch --source PATH   # a clone, a folder or {facts.archive}",
+                hint="swapmoe fetch --source PATH   # a clone, a folder or an archive",
             ) from second
 
 
@@ -147,6 +147,8 @@ def _from_git(facts: Upstream, scratch: Path) -> tuple[GitRepo, str, dict[str, s
 
 
 def _from_index(facts: Upstream, scratch: Path) -> tuple[GitRepo, str, dict[str, str]]:
+    if facts.archive is None or facts.archive_sha256 is None:
+        raise UpstreamError(f"no source archive is recorded for {facts.tag}")
     console.say(f"fetching {facts.archive} from the package index")
     return _from_archive(index.get_archive(facts.archive, facts.archive_sha256), facts, scratch)
 
@@ -154,12 +156,14 @@ def _from_index(facts: Upstream, scratch: Path) -> tuple[GitRepo, str, dict[str,
 def _from_archive(
     file: Path, facts: Upstream, scratch: Path
 ) -> tuple[GitRepo, str, dict[str, str]]:
-    archive.check_hash(file, facts.archive_sha256)
+    taken = {"source": "archive"}
+    if facts.archive_sha256 is not None:
+        archive.check_hash(file, facts.archive_sha256)
+        taken["archive_sha256"] = facts.archive_sha256
     folder = scratch / "archive"
     count = archive.unpack(file, folder)
     console.say(f"unpacked {count} files")
     repo = gitrepo.init(folder)
-    taken = {"source": "archive", "archive_sha256": facts.archive_sha256}
     return repo, _commit_all(repo, facts), taken
 
 

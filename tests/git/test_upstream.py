@@ -1,7 +1,6 @@
 """Getting the source: every kind of source, and what a failed attempt leaves behind."""
 
 import errno
-import io
 import shutil
 import socket
 import tarfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swapmoe import apply, archive, index, paths, tree, upstream
+from swapmoe import apply, index, paths, tree, upstream
 from swapmoe.errors import UpstreamError, UsageError
 from swapmoe.gitrepo import GitRepo, init
 from swapmoe.pins import Pin
@@ -169,15 +168,15 @@ def test_archive_with_a_wrong_hash_is_not_unpacked(
 def test_full_disk_while_unpacking_leaves_nothing(
     mini: Mini, pin: Pin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = shutil.copyfileobj
+    real = Path.write_bytes
     count = iter(range(100))
 
-    def full(source: io.BufferedReader, target: io.BufferedWriter) -> None:
+    def full(path: Path, data: bytes) -> int:
         if next(count) > 3:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(source, target)
+        return real(path, data)
 
-    monkeypatch.setattr(archive.shutil, "copyfileobj", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(UpstreamError, match="cannot work in") as caught:
         upstream.ensure_source(pin, str(mini.archive))
     assert "No space left on device" in caught.value.evidence[0]
