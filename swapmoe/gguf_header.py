@@ -68,8 +68,8 @@ class Header:
 
     @property
     def data_end(self) -> int:
-        """Where the last tensor's data ends: the least size of a whole file."""
-        return max((t.offset + t.nbytes for t in self.tensors), default=self.data_start)
+        """Where the last tensor's data ends, the least size of a whole file; 0 without tensors."""
+        return max((t.offset + t.nbytes for t in self.tensors), default=0)
 
     def integer(self, key: str, default: int | None = None) -> int | None:
         """The value of an integer key, or `default` when absent or of another type."""

@@ -1,18 +1,19 @@
 """Facts about a model, from the headers of all its shards; nothing but headers is read."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from swapmoe.errors import ModelError
-from swapmoe.gguf_header import Header, read_header
+from swapmoe.gguf_header import Numbers, Scalar, Tensor
+from swapmoe.gguf_shards import all_shards, missing
 
 ROUTED = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
 """The one pattern that says which tensors hold routed experts (the engine has the same one)."""
 
 EXPERT_LIKE = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_chexps\.weight")
 OLD_LAYOUT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
-SHARD_NAME = re.compile(r"(?P<prefix>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,11 @@ class RoutedTensor:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Header facts of a whole model. `path` is the first shard, the one to give to llama.cpp."""
+    """Header facts of a whole model. `path` is the first shard, the one to give to llama.cpp.
+
+    `tensors` are those of all shards, `metadata` and `arrays` the first shard's. `missing_bytes` is
+    what the files lack of their tensors' data: not 0 only for headers without their data.
+    """
 
     path: Path
     shards: tuple[Path, ...]
@@ -46,6 +51,25 @@ class ModelFacts:
     routed: tuple[RoutedTensor, ...]
     expert_like: tuple[str, ...]
     old_layout: str
+    metadata: Mapping[str, Scalar]
+    arrays: Mapping[str, Numbers]
+    tensors: tuple[Tensor, ...]
+    missing_bytes: int
+
+    def integer(self, name: str, default: int = 0) -> int:
+        """The architecture's integer key `name`, or `default`."""
+        value = self.metadata.get(f"{self.architecture}.{name}")
+        return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+    def array(self, name: str) -> tuple[int, ...]:
+        """The architecture's array of integers `name`; empty when absent."""
+        values = self.arrays.get(f"{self.architecture}.{name}", ())
+        return tuple(int(value) for value in values if not isinstance(value, float))
+
+    @property
+    def trunk_layers(self) -> int:
+        """Layers that each token passes: those that predict further tokens are not among them."""
+        return max(0, self.block_count - self.nextn_layers)
 
     @property
     def slices(self) -> int:
@@ -58,8 +82,7 @@ class ModelFacts:
 
         llama.cpp leaves those blocks out unless it speculates with them.
         """
-        end = self.block_count - self.nextn_layers
-        return sum(tensor.slices for tensor in self.routed if tensor.layer < end)
+        return sum(tensor.slices for tensor in self.routed if tensor.layer < self.trunk_layers)
 
     def bytes_per_token(self, used: int) -> int:
         """Bytes of routed experts for one token with `used` experts per layer (engine's rule)."""
@@ -71,11 +94,13 @@ class ModelFacts:
         return sum(tensor.slices * tensor.slice_bytes for tensor in self.routed)
 
 
-def inspect(path: Path) -> ModelFacts:
-    """Read the headers of every shard. Raises `ModelError` when one is missing or unsound."""
-    headers = _all_shards(path)
-    for header in headers:
-        _check_complete(header)
+def inspect(path: Path, *, header_only: bool = False) -> ModelFacts:
+    """Read the headers of every shard. Raises `ModelError` when one is missing or unsound.
+
+    `header_only` allows files that hold next to nothing but their header.
+    """
+    headers = all_shards(path)
+    missing_bytes = sum(missing(header, header_only=header_only) for header in headers)
     first = headers[0]
     architecture = first.text("general.architecture")
     tensors = [(header.path, tensor) for header in headers for tensor in header.tensors]
@@ -116,6 +141,10 @@ def inspect(path: Path) -> ModelFacts:
         routed=tuple(routed),
         expert_like=tuple(t.name for _, t in tensors if EXPERT_LIKE.fullmatch(t.name)),
         old_layout=next((t.name for _, t in tensors if OLD_LAYOUT.fullmatch(t.name)), ""),
+        metadata=first.metadata,
+        arrays=first.arrays,
+        tensors=tuple(tensor for _, tensor in tensors),
+        missing_bytes=missing_bytes,
     )
 
 
@@ -139,62 +168,4 @@ def require_streamable(facts: ModelFacts) -> None:
             "none named blk.<n>.ffn_{gate,up,down,gate_up}_exps.weight",
         ],
         hint="give a Mixture-of-Experts model; a dense model runs under plain llama-cli",
-    )
-
-
-def _all_shards(path: Path) -> list[Header]:
-    given = read_header(path)
-    count = given.integer("split.count") or 0
-    if count <= 1:
-        return [given]
-    match = SHARD_NAME.fullmatch(path.name)
-    number = given.integer("split.no")
-    if match is None or int(match["count"]) != count or number != int(match["number"]) - 1:
-        raise ModelError(
-            f"{path.name} says it is shard {(number or 0) + 1} of {count}, but its name does not",
-            evidence=[f"file: {path}"],
-            hint=f"rename the shards to NAME-00001-of-{count:05}.gguf and so on",
-        )
-    prefix = match["prefix"]
-    paths = [path.with_name(f"{prefix}-{n + 1:05}-of-{count:05}.gguf") for n in range(count)]
-    missing = [shard.name for shard in paths if not shard.is_file()]
-    if missing:
-        raise ModelError(
-            f"{len(missing)} of {count} shards missing: {', '.join(missing[:8])}"
-            + (" ..." if len(missing) > 8 else ""),
-            evidence=[f"folder: {path.parent}"],
-            hint="download the missing shards into that folder",
-        )
-    headers = [given if shard == path else read_header(shard) for shard in paths]
-    for index, header in enumerate(headers):
-        said = (header.integer("split.no"), header.integer("split.count"))
-        if said != (index, count):
-            raise ModelError(
-                f"{header.path.name} is not shard {index + 1} of {count}",
-                evidence=[f"split.no, split.count = {said}, expected {(index, count)}"],
-                hint="the shards come from different models or downloads; fetch them again",
-            )
-    total = headers[0].integer("split.tensors.count")
-    found = sum(len(header.tensors) for header in headers)
-    if total is not None and total != found:
-        raise ModelError(
-            f"the shards of {path.name} hold {found:,} tensors, the first one promises {total:,}",
-            hint="the shards come from different models or downloads; fetch them again",
-        )
-    return headers
-
-
-def _check_complete(header: Header) -> None:
-    last = max(header.tensors, key=lambda tensor: tensor.offset + tensor.nbytes, default=None)
-    if last is None or last.offset + last.nbytes <= header.file_bytes:
-        return
-    end = last.offset + last.nbytes
-    raise ModelError(
-        f"{header.path.name} is cut off: tensor {last.name} ends {end - header.file_bytes:,} bytes "
-        "after the end of the file",
-        evidence=[
-            f"file: {header.path}",
-            f"size {header.file_bytes:,} bytes, needed {end:,}",
-        ],
-        hint="the download did not finish; fetch the file again",
     )
