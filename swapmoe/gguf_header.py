@@ -90,6 +90,23 @@ def _quant_table() -> dict[int, tuple[str, int, int]]:
     return {int(kind): (kind.name, block, size) for kind, (block, size) in GGML_QUANT_SIZES.items()}
 
 
+def row_bytes(type_name: str, elements: int) -> int:
+    """Bytes of a row of a type; elements that do not fill a block count as a whole one."""
+    _, length, size = _by_name()[type_name.lower()]
+    return -(-elements // length) * size
+
+
+def block_length(type_name: str) -> int:
+    """Elements in a block of a type."""
+    return _by_name()[type_name.lower()][1]
+
+
+@cache
+def _by_name() -> dict[str, tuple[str, int, int]]:
+    """The types as llama.cpp's options and logs name them (`q8_0`)."""
+    return {row[0].lower(): row for row in _quant_table().values()}
+
+
 def read_header(path: Path) -> Header:
     """Read one file's header. Raises `ModelError` for anything that is not a sound GGUF header."""
     try:

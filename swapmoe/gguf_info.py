@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swapmoe.errors import ModelError
-from swapmoe.gguf_header import Numbers, Scalar, Tensor
+from swapmoe.gguf_cursor import HINT_REPLACE
+from swapmoe.gguf_header import Header, Numbers, Scalar, Tensor
 from swapmoe.gguf_shards import all_shards, missing
 
 ROUTED = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
 """The one pattern that says which tensors hold routed experts (the engine has the same one)."""
 
 EXPERT_LIKE = re.compile(r"blk\.\d+\.ffn_(gate|up|down|gate_up)_chexps\.weight")
+MAX_LAYERS = 4_096
+"""llama.cpp itself takes at most 512."""
 OLD_LAYOUT = re.compile(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight")
 
 
@@ -133,11 +136,11 @@ def inspect(path: Path, *, header_only: bool = False) -> ModelFacts:
         tensor_count=len(tensors),
         architecture=architecture,
         name=first.text("general.name"),
-        block_count=first.integer(f"{architecture}.block_count") or 0,
-        context_length=first.integer(f"{architecture}.context_length") or 0,
-        expert_count=first.integer(f"{architecture}.expert_count") or 0,
-        expert_used_count=first.integer(f"{architecture}.expert_used_count") or 0,
-        nextn_layers=first.integer(f"{architecture}.nextn_predict_layers") or 0,
+        block_count=_count(first, "block_count", MAX_LAYERS),
+        context_length=_count(first, "context_length"),
+        expert_count=_count(first, "expert_count"),
+        expert_used_count=_count(first, "expert_used_count"),
+        nextn_layers=_count(first, "nextn_predict_layers"),
         routed=tuple(routed),
         expert_like=tuple(t.name for _, t in tensors if EXPERT_LIKE.fullmatch(t.name)),
         old_layout=next((t.name for _, t in tensors if OLD_LAYOUT.fullmatch(t.name)), ""),
@@ -146,6 +149,19 @@ def inspect(path: Path, *, header_only: bool = False) -> ModelFacts:
         tensors=tuple(tensor for _, tensor in tensors),
         missing_bytes=missing_bytes,
     )
+
+
+def _count(header: Header, name: str, most: int = 2**31 - 1) -> int:
+    """One of the architecture's counts; 0 when absent. Raises `ModelError` for an absurd one."""
+    key = f"{header.text('general.architecture')}.{name}"
+    value = header.integer(key) or 0
+    if not 0 <= value <= most:
+        raise ModelError(
+            f"the header of {header.path.name} is damaged: {key} is {value:,}",
+            evidence=[f"file: {header.path}", f"at most {most:,} can be"],
+            hint=HINT_REPLACE,
+        )
+    return value
 
 
 def require_streamable(facts: ModelFacts) -> None:
