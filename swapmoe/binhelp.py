@@ -1,5 +1,6 @@
 """What a llama.cpp program says about its options: its `--help`, parsed, kept, compared."""
 
+import difflib
 import hashlib
 import json
 import re
@@ -8,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from swapmoe import paths, run
-from swapmoe.errors import LaunchError, ToolError
+from swapmoe.errors import LaunchError, ToolError, UsageError
 from swapmoe.flag_table import Row
+from swapmoe.flags import Given
+from swapmoe.run import shell_quote
 from swapmoe.smoke import child_env
 
 TIMEOUT_SECONDS = 60.0
@@ -25,6 +28,10 @@ class Help:
 
     options: dict[str, bool]
     conclusive: bool
+
+    def knows(self, name: str) -> bool:
+        """Whether the program has this option; True when it is not known."""
+        return name in self.options or not self.conclusive
 
     def takes_value(self, name: str) -> bool:
         """Whether a value follows this option; False when it is not known."""
@@ -77,7 +84,11 @@ def missing_options(found: Help, rows: Iterable[Row]) -> list[str]:
     """Rows the program has no option for; nothing when the help is inconclusive."""
     if not found.conclusive:
         return []
-    absent = [row for row in rows if row.option not in found.options]
+    absent = [
+        row
+        for row in rows
+        if not found.options.keys() & {row.option, *(option for option, _ in row.fallbacks)}
+    ]
     return [f"{row.option} (for {row.setting})" for row in absent]
 
 
@@ -91,3 +102,18 @@ def check(program: Path, rows: Iterable[Row]) -> Help:
             hint="swapmoe build --force",
         )
     return found
+
+
+def check_known(found: Help, given: Iterable[Given], program: Path) -> None:
+    """Raises `UsageError` for options that the program would end for, with the nearest it has."""
+    problems = []
+    for option in given:
+        if not found.knows(option.name):
+            near = difflib.get_close_matches(option.name, found.options, n=1)
+            problems.append(option.name + (f"; did you mean {near[0]}?" if near else ""))
+    if problems:
+        raise UsageError(
+            f"{program.name} does not know {len(problems)} of the arguments after --",
+            evidence=problems,
+            hint=f"{shell_quote([program])} --help",
+        )

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from swapmoe.errors import ToolError
 
 HINT = "run as root, or: systemd-run --user --scope -p Delegate=yes COMMAND"
 _REMOVE_SECONDS = 10.0
+_PREFIX = "swapmoe-"
 
 Reader = Callable[[str], str]
 
@@ -52,7 +55,8 @@ def memory_limit(
     """
     refusals: list[str] = []
     for parent, version in _parents(mounts.read_text(), own.read_text()):
-        path = parent / f"swapmoe-{os.getpid()}"
+        path = parent / f"{_PREFIX}{os.getpid()}"
+        _remove_abandoned(parent)
         try:
             group = _make(path, version, limit)
         except OSError as error:
@@ -101,6 +105,15 @@ def _make(path: Path, version: int, limit: int) -> MemoryGroup:
     with contextlib.suppress(OSError):  # not there without swap
         (path / swap[0]).write_text(swap[1])
     return MemoryGroup(path, version)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove groups of runs that were killed before they could; the kernel keeps those in use."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        pid = path.name.removeprefix(_PREFIX)
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def _remove(path: Path) -> None:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from swapmoe.cli_passing import PassingCommand
+
 if TYPE_CHECKING:
     from swapmoe.build import BuildOptions
     from swapmoe.config import Loaded, Settings
@@ -79,6 +81,12 @@ _expert_options = (
     ),
     click.option(
         "--ctx", type=click.IntRange(min=0), help="Context in tokens; 0 = the model's own."
+    ),
+    click.option(
+        "--memory-limit",
+        callback=_check_size,
+        metavar="SIZE",
+        help="Memory the program may use, page cache included (Linux; 0 = no limit).",
     ),
 )
 _threads = click.option("--threads", type=click.IntRange(min=1), help="Compute threads.")
@@ -156,7 +164,7 @@ def build(
     console.out().print(str(receipt.bin_dir))
 
 
-@click.command()
+@click.command(cls=PassingCommand)
 @_model
 @click.option("-p", "--prompt", help="Text to answer; the program ends after the answer.")
 @click.option("--chat", is_flag=True, help="Talk on this terminal instead of -p.")
@@ -194,10 +202,18 @@ def run(
     return _launch(request, loaded, dry_run, as_json)
 
 
-@click.command()
+@click.command(cls=PassingCommand)
 @_model
 @click.option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")
-@click.option("--port", type=click.IntRange(1, 65535), help="TCP port (default: 8080).")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="TCP port (default: 8080); 0 = any that is free."
+)
+@click.option(
+    "--start-timeout",
+    type=click.IntRange(min=0),
+    metavar="SECONDS",
+    help="End a server that is not ready after this long (default: 0 = never).",
+)
 @_expert_settings
 @_threads
 @_verbose
@@ -210,6 +226,7 @@ def serve(
     model: str,
     host: str | None,
     port: int | None,
+    start_timeout: int | None,
     verbose: bool,
     dry_run: bool,
     as_json: bool,
@@ -222,14 +239,19 @@ def serve(
     from swapmoe import launch
 
     flags = {f"run.{name}": value for name, value in settings.items()}
-    flags |= {"pin": pin, "serve.host": host, "serve.port": port}
+    flags |= {
+        "pin": pin,
+        "serve.host": host,
+        "serve.port": port,
+        "serve.start_timeout": start_timeout,
+    }
     loaded = _load(config_file, flags).settings
     request = launch.Request(Path(model), None, loaded.run, extra, verbose, loaded.serve)
     return _launch(request, loaded, dry_run, as_json)
 
 
 def _launch(request: "Request", settings: "Settings", dry_run: bool, as_json: bool) -> int:
-    from swapmoe import console, launch, pins
+    from swapmoe import console, launch, pins, start
     from swapmoe.errors import UsageError
 
     if as_json and not dry_run:
@@ -244,8 +266,8 @@ def _launch(request: "Request", settings: "Settings", dry_run: bool, as_json: bo
         click.echo(plan.command)
         return 0
     if request.serve is None:
-        launch.require_terminal_for_chat(request.prompt)
-    return launch.execute(plan)
+        start.require_terminal_for_chat(request.prompt)
+    return start.execute(plan)
 
 
 @click.command()

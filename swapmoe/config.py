@@ -66,6 +66,8 @@ class RunSettings(_Model):
     """Compute threads; unset = llama.cpp's choice."""
     seed: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     """Sampling seed; unset = random."""
+    memory_limit: Annotated[int, Field(ge=0, le=sizes.LARGEST)] = 0
+    """Memory the program may use, page cache included; a size, 0 = no limit. Linux only."""
 
 
 class ServeSettings(_Model):
@@ -73,8 +75,10 @@ class ServeSettings(_Model):
 
     host: Annotated[str, Field(min_length=1, pattern=r"^\S+$")] = "127.0.0.1"
     """Address to listen on, or a socket file ending in .sock; 0.0.0.0 opens it to the network."""
-    port: Annotated[int, Field(ge=1, le=65535)] = 8080
-    """TCP port to listen on."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8080
+    """TCP port to listen on; 0 = any that is free, said at the start."""
+    start_timeout: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seconds after which a server that is not ready is ended; 0 = never."""
 
 
 class Settings(_Model):
@@ -89,7 +93,7 @@ class Settings(_Model):
     serve: ServeSettings = ServeSettings()
 
 
-SIZES = ("run.cache_size",)
+SIZES = ("run.cache_size", "run.memory_limit")
 """Settings that are written with units and kept in bytes."""
 
 

@@ -52,6 +52,7 @@ class Row:
     the variables behind all of them. When `yields`, the user's extra arguments may say otherwise
     and this row is left out; else they are refused with `instead` ({} is the swapmoe command).
     The variables are kept from the child when the option is written, or always when `owned`.
+    `fallbacks` are (an option, the words that say the same) for programs without the first one.
     """
 
     setting: str
@@ -62,6 +63,7 @@ class Row:
     yields: bool = False
     instead: str = ""
     owned: bool = False
+    fallbacks: tuple[tuple[str, tuple[str, ...]], ...] = ()
     programs: tuple[str, ...] = (CLI, SERVER)
 
 
@@ -236,6 +238,7 @@ TABLE = (
         _names("-lm --mmap --no-mmap --mlock -dio --direct-io -ndio --no-direct-io"),
         _names("LOAD_MODE MMAP MLOCK DIO"),
         instead="streaming needs the file mapped and not locked, so this is fixed to mmap",
+        fallbacks=(("--mmap", ("--mmap",)), ("--no-mmap", ())),
     ),
     Row(
         "CPU build (no layer on a GPU)",

@@ -58,23 +58,30 @@ def check_extra(given: Iterable[Given], program: str) -> None:
         )
 
 
-def written_rows(launch: Launch, given: Iterable[Given]) -> list[tuple[Row, Sequence[str]]]:
-    """The rows that a launch writes, with their values."""
+def written_rows(
+    launch: Launch, given: Iterable[Given], knows: Callable[[str], bool] = lambda _: True
+) -> list[tuple[Row, Sequence[str]]]:
+    """The rows that a launch writes, with their words; `knows` tells which options there are."""
     names = {option.name for option in given}
     written: list[tuple[Row, Sequence[str]]] = []
     for row in rows(launch.program):
         values = row.render(launch)
         if values is not None and not (row.yields and names & {row.option, *row.others}):
-            written.append((row, values))
+            written.append((row, _spelled(row, values, knows)))
     return written
 
 
-def build_argv(launch: Launch, extra: Sequence[str], given: Iterable[Given]) -> list[str]:
-    """The program's arguments. `given` are the options in `extra`, which comes last, verbatim."""
-    argv: list[str] = []
-    for row, values in written_rows(launch, given):
-        argv += [row.option, *values]
-    return [*argv, *extra]
+def _spelled(row: Row, values: Sequence[str], knows: Callable[[str], bool]) -> Sequence[str]:
+    if not knows(row.option):
+        for option, words in row.fallbacks:
+            if knows(option):
+                return words
+    return [row.option, *values]
+
+
+def build_argv(written: Iterable[tuple[Row, Sequence[str]]], extra: Sequence[str]) -> list[str]:
+    """The program's arguments: what was written, then `extra`, verbatim."""
+    return [*(word for _, words in written for word in words), *extra]
 
 
 def contradicting_env(env: Mapping[str, str], argv: Sequence[str], program: str) -> list[str]:
@@ -83,7 +90,7 @@ def contradicting_env(env: Mapping[str, str], argv: Sequence[str], program: str)
     names = {
         variable
         for row in rows(program)
-        if row.owned or row.option in written
+        if row.owned or row.fallbacks or row.option in written
         for part in row.env
         for variable in (f"LLAMA_ARG_{part}", f"LLAMA_ARG_NO_{part}")
     }

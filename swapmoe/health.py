@@ -2,8 +2,11 @@
 
 import http.client
 import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from swapmoe.config import ServeSettings
+from swapmoe.flags import Given
 
 TIMEOUT_SECONDS = 1.0
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -24,15 +27,48 @@ class _SocketFile(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def is_ready(settings: ServeSettings) -> bool:
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens; `prefix` comes before every path."""
+
+    host: str
+    port: int
+    prefix: str = ""
+
+    @property
+    def is_socket_file(self) -> bool:
+        """Whether `host` is the path of a socket file (llama-server's rule)."""
+        return self.host.endswith(".sock")
+
+    @property
+    def url(self) -> str:
+        """The address for clients on this machine."""
+        if self.is_socket_file:
+            return f"unix://{self.host}"
+        host = _ANY.get(self.host, self.host)
+        host = f"[{host}]" if ":" in host else host
+        return f"http://{host}:{self.port}{self.prefix}"
+
+
+def endpoint(
+    settings: ServeSettings, given: Sequence[Given] = (), env: Mapping[str, str] | None = None
+) -> Endpoint:
+    """Where the server will listen, with what extra arguments and variables add."""
+    env = env or {}
+    options = {option.name: option.value for option in given}
+    prefix = options.get("--api-prefix") or env.get("LLAMA_ARG_API_PREFIX") or ""
+    return Endpoint(settings.host, settings.port, prefix)
+
+
+def is_ready(where: Endpoint) -> bool:
     """Whether the server answers that its model is loaded; False when it cannot be reached."""
-    host = _ANY.get(settings.host, settings.host)
-    if host.endswith(".sock"):
-        connection: http.client.HTTPConnection = _SocketFile(host)
+    host = _ANY.get(where.host, where.host)
+    if where.is_socket_file:
+        connection: http.client.HTTPConnection = _SocketFile(where.host)
     else:
-        connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_SECONDS)
+        connection = http.client.HTTPConnection(host, where.port, timeout=TIMEOUT_SECONDS)
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", f"{where.prefix}/health")
         return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException, ValueError):
         return False

@@ -1,15 +1,14 @@
-"""Start llama-cli or llama-server with streaming on: look first, build the command, hand over."""
+"""What a start of llama-cli or llama-server will be: look at everything first, then build it."""
 
-import errno
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swapmoe import (
     activation,
+    adapters,
     binhelp,
     budget,
     console,
@@ -17,22 +16,25 @@ from swapmoe import (
     gguf_info,
     health,
     installed,
-    supervise,
+    legacy,
+    limits,
+    ports,
+    sizes,
 )
 from swapmoe.activation import Expected
 from swapmoe.budget import Demand
 from swapmoe.config import RunSettings, ServeSettings
-from swapmoe.errors import LaunchError, UsageError
-from swapmoe.flag_table import LOG_VARIABLE, Launch, rows
+from swapmoe.errors import UsageError
+from swapmoe.flag_table import Launch, rows
 from swapmoe.gguf_info import ModelFacts
+from swapmoe.health import Endpoint
+from swapmoe.limits import Limit
 from swapmoe.pins import Pin
 from swapmoe.receipts import Receipt
 from swapmoe.run import shell_quote
 
 CHAT_COMMANDS = ("/exit", "/regen", "/clear", "/image ", "/audio ", "/video ", "/read ", "/glob ")
 """llama-cli takes a prompt that starts with one of these as a command, and then never ends."""
-READY_GRACE_SECONDS = 5.0
-"""How long after a server is ready its lines may still be on their way."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Plan:
 
     `dropped_env` are variables the child will not see, `options` (option, values, what for) what
     swapmoe wrote into `argv`. `expected` None = the program ends without loading the model.
+    `endpoint` is where a server listens; with `shared_port` others may already.
     """
 
     argv: tuple[str, ...]
@@ -66,12 +69,16 @@ class Plan:
     demand: Demand
     expected: Expected | None
     receipt: Receipt
+    endpoint: Endpoint | None = None
+    shared_port: bool = False
+    limit: Limit | None = None
 
     @property
     def command(self) -> str:
         """The command for a POSIX shell, ready to paste."""
         unset = [word for name in self.dropped_env for word in ("-u", name)]
-        return shell_quote(["env", *unset, *self.argv] if unset else self.argv)
+        scope = self.limit.scope if self.limit else ()
+        return shell_quote([*(["env", *unset] if unset else []), *scope, *self.argv])
 
     def to_json(self) -> dict[str, object]:
         """The plan for machines; sizes in bytes."""
@@ -85,6 +92,10 @@ class Plan:
                 for option, values, purpose in self.options
             ],
             "version": self.receipt.version_line,
+            "url": self.endpoint.url if self.endpoint else None,
+            "memory_limit": {"bytes": self.limit.size, "by": self.limit.how}
+            if self.limit
+            else None,
             "model": {
                 "path": str(facts.path),
                 "shards": [str(shard) for shard in facts.shards],
@@ -102,7 +113,8 @@ class Plan:
 def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) -> Plan:
     """Check the request, the model and the build; only the program's `--help` is started.
 
-    Raises `UsageError`, `ModelError`, or `LaunchError` when there is no usable build.
+    Raises `UsageError`, `ModelError`, or `LaunchError` when there is no usable build, no free port
+    or no way to limit memory.
     """
     env = os.environ if env is None else env
     launch = Launch(
@@ -129,33 +141,49 @@ def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) ->
     found = binhelp.check(program, rows(launch.program))
     if not found.conclusive:
         console.note(f"{program} does not list its options; going on without that check")
-    given = flags.options_in(request.extra, found.takes_value)
+    extra, taken = legacy.take_mapping(request.extra, found.takes_value)
+    for words in taken:
+        console.note(f"{words} is what streaming does anyway; it is not passed on")
+    given = flags.options_in(extra, found.takes_value)
     flags.check_extra(given, launch.program)
+    binhelp.check_known(found, given, program)
     drafted = budget.check_combination(request.settings, given, env)
     demand = budget.demand(facts, given)
     budget.check_limits(request.settings, facts, demand)
-    for remark in budget.remarks(request.settings, facts, demand, drafted):
+    remarks = budget.remarks(request.settings, facts, demand, drafted)
+    for remark in remarks + adapters.check(given, facts):
         console.note(remark)
     for option in given:
         if option.name in ("-cram", "--cache-ram") and option.value == "-1":
             console.note("the prompt cache has no limit (--cache-ram -1): it can fill the memory")
-    launch = replace(launch, model=facts.path)
-    argv = [str(program), *flags.build_argv(launch, request.extra, given)]
-    ends_at_once = activation.ENDS_AT_ONCE & {option.name for option in given}
+    launch = replace(launch, model=facts.path, serve=_with_port(request.serve))
+    written = flags.written_rows(launch, given, found.knows)
+    argv = [str(program), *flags.build_argv(written, extra)]
+    names = {option.name for option in given}
+    ends_at_once = activation.ENDS_AT_ONCE & names
     expected = activation.expected(facts, request.settings, other_models=drafted > 0)
     return Plan(
         argv=tuple(argv),
         dropped_env=tuple(flags.contradicting_env(env, argv, launch.program)),
-        options=tuple(
-            (row.option, tuple(values), row.setting)
-            for row, values in flags.written_rows(launch, given)
-        ),
+        options=tuple((words[0], tuple(words[1:]), row.setting) for row, words in written if words),
         launch=launch,
         facts=facts,
         demand=demand,
         expected=None if ends_at_once else expected,
         receipt=receipt,
+        endpoint=health.endpoint(launch.serve, given, env) if launch.serve else None,
+        shared_port="--reuse-port" in names or bool(env.get("LLAMA_ARG_REUSE_PORT")),
+        limit=limits.choose(request.settings.memory_limit)
+        if request.settings.memory_limit
+        else None,
     )
+
+
+def _with_port(settings: ServeSettings | None) -> ServeSettings | None:
+    """The settings with a port that is free, where any is asked for."""
+    if settings is None or settings.port or health.endpoint(settings).is_socket_file:
+        return settings
+    return settings.model_copy(update={"port": ports.choose(settings.host)})
 
 
 def _check_prompt(prompt: str | None) -> None:
@@ -173,74 +201,6 @@ def _check_prompt(prompt: str | None) -> None:
         )
 
 
-def execute(plan: Plan) -> int:
-    """Start the program and return its exit code, 128 + n when signal n ended it.
-
-    Raises `LaunchError` when it cannot be started, and when it has run without confirming that it
-    streams as asked: a server is ended as soon as that is known.
-    """
-    for name in plan.dropped_env:
-        console.note(f"{name} is not passed on: it contradicts how experts are streamed")
-    env = {key: value for key, value in os.environ.items() if key not in plan.dropped_env}
-    serve = plan.launch.serve
-    with activation.private_log() as log:
-        if plan.expected:
-            env[LOG_VARIABLE] = str(log)
-        check = _confirm_when_ready(plan, log) if serve and plan.expected else None
-        try:
-            code = supervise.run_child(plan.argv, env, terminal=serve is None, check=check)
-        except OSError as error:
-            raise _cannot_start(plan, error) from None
-        if code == 0:
-            _confirm(plan, log)
-    if code == 128 + installed.SIGILL:
-        console.print_error(installed.illegal_instruction(plan.receipt, plan.launch.program))
-    return code
-
-
-def _confirm(plan: Plan, log: Path) -> None:
-    text = activation.read_log(log)
-    if plan.expected and (missing := plan.expected.missing(text)):
-        raise activation.failure(plan.launch.program, missing, text)
-
-
-def _confirm_when_ready(plan: Plan, log: Path) -> Callable[[], bool]:
-    """Ends the waiting when all lines are there; raises when the server is ready without them."""
-    ready_since: float | None = None
-
-    def check() -> bool:
-        nonlocal ready_since
-        assert plan.expected is not None
-        assert plan.launch.serve is not None
-        if not plan.expected.missing(activation.read_log(log)):
-            console.say("experts are streamed as asked")
-            return True
-        if ready_since is None and health.is_ready(plan.launch.serve):
-            ready_since = time.monotonic()
-        if ready_since is not None and time.monotonic() - ready_since > READY_GRACE_SECONDS:
-            _confirm(plan, log)
-        return False
-
-    return check
-
-
-def _cannot_start(plan: Plan, error: OSError) -> LaunchError:
-    too_long = error.errno == errno.E2BIG
-    return LaunchError(
-        "the prompt is too long for a command line" if too_long else f"cannot start {plan.argv[0]}",
-        evidence=[error.strerror or str(error)],
-        hint="shorten the prompt" if too_long else "swapmoe build",
-    )
-
-
-def require_terminal_for_chat(prompt: str | None) -> None:
-    """Raises `UsageError` for a chat without a terminal: llama-cli would never end."""
-    if prompt is None and not supervise.stdin_is_terminal():
-        raise UsageError(
-            "a chat needs a terminal on stdin", hint='give a prompt: swapmoe run -m MODEL -p "..."'
-        )
-
-
 def describe(plan: Plan) -> Sequence[str]:
     """Lines about the plan for people: the command alone is what goes to stdout."""
     facts = plan.facts
@@ -255,4 +215,10 @@ def describe(plan: Plan) -> Sequence[str]:
             if purpose.startswith("streaming")
         ),
         *(f"removed from the environment: {name}" for name in plan.dropped_env),
+        *([f"listens on {plan.endpoint.url}"] if plan.endpoint else []),
+        *(
+            [f"memory limit: {sizes.whole_mib(plan.limit.size):,} MiB by {plan.limit.how}"]
+            if plan.limit
+            else []
+        ),
     ]

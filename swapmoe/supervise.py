@@ -6,16 +6,21 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
+
+from swapmoe import orphans
 
 GRACE_SECONDS = 10.0
 """How long a program may take to end after a signal: llama-server waits for ever for an answer
 that it has itself stopped computing."""
+REPEAT_SECONDS = 0.3
+"""A signal this soon after the first is the same one: `timeout` and shells send theirs twice."""
 POLL_SECONDS = 0.2
 
-Check = Callable[[], bool]
-"""Called now and then while the program runs, until it returns True; may raise to end it."""
+Check = Callable[[int], bool]
+"""Called now and then with the program's process id until it returns True; may raise to end it."""
 
 
 def run_child(
@@ -25,9 +30,10 @@ def run_child(
 
     Its output is its own, byte for byte. With `terminal` it shares this terminal and reads it when
     there is one; else it has a session of its own and reads nothing. TERM, HUP and INT are handed
-    on to it, but a Ctrl-C that the shared terminal has sent to both; when it has not ended some
-    time after the first that is meant to end it, it is killed, and the code is that signal's. An
-    exception, also from `check`, ends it too. Raises `OSError` when it cannot be started.
+    on to it once, but a Ctrl-C that the shared terminal has sent to both; when it has not ended
+    some time after, or another signal comes, it is killed with whatever it has started, and the
+    code is the first signal's. An exception, also from `check`, ends it too, and so does the end
+    of this process where the system allows. Raises `OSError` when it cannot be started.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -38,9 +44,11 @@ def run_child(
             env=dict(env),
             stdin=None if terminal and stdin_is_terminal() else subprocess.DEVNULL,
             start_new_session=not terminal,
+            preexec_fn=orphans.before_exec(),
         )
-        hands.started(child)
         try:
+            orphans.tie(child.pid)
+            hands.started(child)
             code = _wait(child, check)
         except BaseException:
             _end(child)
@@ -62,7 +70,7 @@ def _wait(child: "subprocess.Popen[bytes]", check: Check | None) -> int:
     while check is not None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             return child.wait(POLL_SECONDS)
-        if check():
+        if check(child.pid):
             check = None
     return child.wait()
 
@@ -98,11 +106,13 @@ class _Hands:
     def __init__(self, *, share_terminal: bool) -> None:
         self.killed_after = 0
         """The signal after which the child did not end in time; 0 = none."""
-        self._skip_ctrl_c = share_terminal and _in_foreground()
+        self._own_session = not share_terminal and sys.platform != "win32"
+        self._sent_ctrl_c = not self._own_session and _in_foreground()
         # A Ctrl-C in a chat only stops the answer.
         self._ending = {"SIGTERM", "SIGHUP"} if share_terminal else {"SIGTERM", "SIGHUP", "SIGINT"}
         self._child: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
+        self._first: tuple[int, float] | None = None
         self._timer: threading.Timer | None = None
 
     @contextlib.contextmanager
@@ -126,21 +136,32 @@ class _Hands:
             self._hand_on(child, number)
 
     def _take(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._skip_ctrl_c:
-            return
         if self._child:
             self._hand_on(self._child, number)
         else:
             self._early.append(number)
 
     def _hand_on(self, child: "subprocess.Popen[bytes]", number: int) -> None:
-        child.send_signal(number)
-        if self._timer is None and signal.Signals(number).name in self._ending:
-            self._timer = threading.Timer(GRACE_SECONDS, self._kill, (child, number))
+        now = time.monotonic()
+        ending = signal.Signals(number).name in self._ending
+        if ending and self._first is not None:
+            if now - self._first[1] > REPEAT_SECONDS:
+                self._kill(child)
+            return
+        if not (number == signal.SIGINT and self._sent_ctrl_c):
+            child.send_signal(number)
+        if ending:
+            self._first = (number, now)
+            self._timer = threading.Timer(GRACE_SECONDS, self._kill, (child,))
             self._timer.daemon = True
             self._timer.start()
 
-    def _kill(self, child: "subprocess.Popen[bytes]", number: int) -> None:
-        if child.poll() is None:
-            self.killed_after = number
+    def _kill(self, child: "subprocess.Popen[bytes]") -> None:
+        if child.poll() is not None or self._first is None:
+            return
+        self.killed_after = self._first[0]
+        if self._own_session and sys.platform != "win32":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+        else:
             child.kill()

@@ -72,5 +72,7 @@ def help_text(options: Iterable[str]) -> str:
         blocks.append(f"{option + value:<40}does what it says\n{'':40}- none: not an option")
     blocks += ["-np,   --parallel N    slots", "--override-kv KEY=TYPE:VALUE,...    keys"]
     blocks += ["-md,   --model-draft FNAME    draft", "--spec-type TYPE    kind"]
+    blocks += ["--temp N    heat", "-a,    --alias STRING    name", "--list-devices    devices"]
+    blocks += ["--lora FNAME    adapter", "--lora-scaled FNAME:SCALE,...    adapter", "--slots    x"]
     blocks += [f"--filler-{n} N{'':25}(default: {n})\n{'':40}(env: LLAMA_ARG_X)" for n in range(20)]
     return "\n".join(blocks)

@@ -9,7 +9,14 @@ from swapmoe import binhelp
 from swapmoe.config import RunSettings, ServeSettings
 from swapmoe.errors import LaunchError, UsageError
 from swapmoe.flag_table import CLI, SERVER, TABLE, Launch, rows
-from swapmoe.flags import Given, build_argv, check_extra, contradicting_env, options_in
+from swapmoe.flags import (
+    Given,
+    build_argv,
+    check_extra,
+    contradicting_env,
+    options_in,
+    written_rows,
+)
 from tests.support.fake_tools import FakeTools, help_text
 
 HELP = """\
@@ -39,7 +46,7 @@ def argv_for(extra: tuple[str, ...] = (), serve: bool = False, **changes: object
     prompt, listen = (None, ServeSettings()) if serve else ("hello", None)
     launch = Launch(Path("m.gguf"), prompt, settings, serve=listen)
     given = options_in(extra, lambda name: name in ("--temp", "--in-prefix"))
-    return build_argv(launch, extra, given)
+    return build_argv(written_rows(launch, given), extra)
 
 
 def test_the_whole_command() -> None:
@@ -79,13 +86,13 @@ def test_what_is_set_is_written_and_the_rest_is_not() -> None:
 
 
 def test_a_chat_has_no_prompt_and_does_not_end_by_itself() -> None:
-    argv = build_argv(Launch(Path("m.gguf"), None, RunSettings()), (), ())
+    argv = build_argv(written_rows(Launch(Path("m.gguf"), None, RunSettings()), ()), ())
     assert not {"--prompt", "--single-turn", "--no-escape"} & set(argv)
 
 
 def test_verbose_and_plain() -> None:
     launch = Launch(Path("m.gguf"), "x", RunSettings(), verbose=True, plain=True)
-    argv = build_argv(launch, (), ())
+    argv = build_argv(written_rows(launch, ()), ())
     assert argv[-3:] == ["--verbosity", "4", "--simple-io"]
 
 

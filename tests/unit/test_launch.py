@@ -115,11 +115,11 @@ def test_a_signal_to_the_launcher_reaches_the_child(
 ) -> None:
     shop.tools.set(forever=True)
     script = (
-        "import sys; from swapmoe import launch, pins; from pathlib import Path;"
+        "import sys; from swapmoe import launch, start; from pathlib import Path;"
         "from swapmoe.config import RunSettings; from tests.support.building import make_pin;"
         f"pin = make_pin(Path('.'), {shop.tree_id!r});"
         f"plan = launch.prepare(launch.Request(Path({str(model)!r}), 'hi', RunSettings()), pin);"
-        "sys.exit(launch.execute(plan))"
+        "sys.exit(start.execute(plan))"
     )
     own = shop.root / "wrapper.py"
     own.write_text(script)
@@ -164,7 +164,7 @@ class TestRefusedBeforeTheStart:
             ["-m", path, "-p", "hi", "--json"],
             ["-m", path, "-p", "hi", "--io", "direct"],
             ["-m", path, "-p", "hi", "-n", "-5"],
-            ["-m", path, "-p", "hi", "--", "--mmap"],
+            ["-m", path, "-p", "hi", "--", "--no-mmap"],
             ["-m", path, "-p", "hi", "--", "--load-mode=none"],
             ["-m", path, "-p", "hi", "--", "--expert-fixation", "4"],
             ["-m", path, "-p", "hi", "--cache-size", "1.5"],

@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swapmoe import health, launch
+from swapmoe import health, readiness
 from swapmoe.cli import main
-from swapmoe.config import ServeSettings
+from swapmoe.health import Endpoint
 from swapmoe.receipts import Receipt
 from tests.support.building import Workshop
 
@@ -81,7 +81,6 @@ def test_settings_and_flags(
         (["-m", "."], 2),
         (["-m", "presets.ini"], 9),
         (["-m", "none.gguf"], 9),
-        (["-m", "MODEL", "--port", "0"], 2),
         (["-m", "MODEL", "--port", "65536"], 2),
         (["-m", "MODEL", "--host", ""], 3),
         (["-m", "MODEL", "--json"], 2),
@@ -105,7 +104,10 @@ def test_it_mirrors_the_servers_end(
 ) -> None:
     shop.tools.set(exit=3, complains="no port")
     assert main(["serve", "-m", str(model)]) == 3
-    assert capfd.readouterr() == ("hello\n", "no port")
+    out, err = capfd.readouterr()
+    assert out == "hello\n"
+    assert err.startswith("no porterror: llama-server ended with exit code 3 before it was ready")
+    assert "its log: expert_stream: tracking 24" in err
     assert shop.tools.seen()["stdin"] == ""
 
 
@@ -117,17 +119,17 @@ def test_a_server_that_is_ready_without_confirming_is_ended(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(launch, "READY_GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(readiness, "GRACE_SECONDS", 0.3)
     shop.tools.set(forever=True, health=200, unsaid=["prefetch"])
     assert main(["serve", "-m", str(model), "--port", str(port), "--prefetch"]) == 10
     assert "no line for --prefetch" in capfd.readouterr().err
-    assert not health.is_ready(ServeSettings(port=port))
+    assert not health.is_ready(Endpoint("127.0.0.1", port))
 
 
 def test_a_loading_server_is_waited_for(
     shop: Workshop, built: Receipt, model: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "READY_GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(readiness, "GRACE_SECONDS", 0.0)
     shop.tools.set(forever=True, health=503, unsaid=["prefetch"])
     with serving(shop, model, port, "--prefetch") as wrapper:
         time.sleep(1.5)
@@ -143,10 +145,10 @@ def serving(
     """The command in a process of its own; its fake server has written its first line."""
     script = shop.root / "wrapper.py"
     script.write_text(
-        "import sys; from pathlib import Path; from swapmoe import launch, pins;"
+        "import sys; from pathlib import Path; from swapmoe import pins, readiness, supervise;"
         "from swapmoe.cli import main; from tests.support.building import make_pin;"
         f"pins.load = lambda _=None: make_pin(Path('.'), {shop.tree_id!r});"
-        "launch.READY_GRACE_SECONDS = 0.3; launch.supervise.GRACE_SECONDS = 1.0;"
+        "readiness.GRACE_SECONDS = 0.3; supervise.GRACE_SECONDS = 1.0;"
         "sys.exit(main(sys.argv[1:]))"
     )
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -195,6 +197,6 @@ def test_a_server_killed_from_outside(
 
 
 def test_health_of_what_is_not_there(tmp_path: Path, port: int) -> None:
-    assert not health.is_ready(ServeSettings(port=port))
-    assert not health.is_ready(ServeSettings(host=str(tmp_path / "x.sock")))
-    assert not health.is_ready(ServeSettings(host="no-such-host.invalid"))
+    assert not health.is_ready(Endpoint("127.0.0.1", port))
+    assert not health.is_ready(Endpoint(str(tmp_path / "x.sock"), 0))
+    assert not health.is_ready(Endpoint("no-such-host.invalid", port))

@@ -1,0 +1,114 @@
+"""Starts what a launch plan says, watches it, and explains how it ended."""
+
+import errno
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from swapmoe import activation, console, installed, ports, supervise
+from swapmoe.cgroup import MemoryGroup
+from swapmoe.errors import LaunchError, UsageError
+from swapmoe.flag_table import LOG_VARIABLE
+from swapmoe.launch import Plan
+from swapmoe.readiness import Watch
+
+_LINES_SHOWN = 12
+_SIGKILL = 9
+
+
+def execute(plan: Plan) -> int:
+    """Start the program and return its exit code, 128 + n when signal n ended it.
+
+    Raises `LaunchError` when it cannot be started, and when it has run without confirming that it
+    streams as asked: a server is ended as soon as that is known.
+    """
+    for name in plan.dropped_env:
+        console.note(f"{name} is not passed on: it contradicts how experts are streamed")
+    env = {key: value for key, value in os.environ.items() if key not in plan.dropped_env}
+    if plan.endpoint and not plan.shared_port:
+        ports.check_free(plan.endpoint)
+    with ExitStack() as stack:
+        log = stack.enter_context(activation.private_log())
+        if plan.expected:
+            env[LOG_VARIABLE] = str(log)
+        argv, group = list(plan.argv), None
+        if plan.limit:
+            argv, group = stack.enter_context(plan.limit.applied(argv))
+        if plan.endpoint and not plan.shared_port:
+            stack.callback(ports.remove_socket_file, plan.endpoint)
+        watch = _watch(plan, log)
+        try:
+            code = supervise.run_child(argv, env, terminal=plan.endpoint is None, check=watch)
+        except OSError as error:
+            raise _cannot_start(plan, error) from None
+        if code == 0:
+            _confirm(plan, log)
+        else:
+            _explain(plan, code, watch, log, group)
+    return code
+
+
+def _watch(plan: Plan, log: Path) -> Watch | None:
+    if plan.endpoint is None or plan.expected is None:
+        return None
+    expected = plan.expected
+    assert plan.launch.serve is not None
+    return Watch(
+        plan.endpoint,
+        confirm=lambda: not expected.missing(activation.read_log(log)),
+        refuse=lambda: _confirm(plan, log),
+        timeout=plan.launch.serve.start_timeout,
+    )
+
+
+def _confirm(plan: Plan, log: Path) -> None:
+    text = activation.read_log(log)
+    if plan.expected and (missing := plan.expected.missing(text)):
+        raise activation.failure(plan.launch.program, missing, text)
+
+
+def _explain(
+    plan: Plan, code: int, watch: Watch | None, log: Path, group: MemoryGroup | None
+) -> None:
+    """Say what is known about an end that was not a success."""
+    program = plan.launch.program
+    if code == 128 + installed.SIGILL:
+        console.print_error(installed.illegal_instruction(plan.receipt, program))
+    elif group and (kills := group.oom_kills()):
+        assert plan.limit is not None
+        console.print_error(
+            LaunchError(
+                f"{program} needed more memory than its limit of {plan.limit.size:,} bytes",
+                evidence=[f"the kernel ended {kills} process(es) for it"],
+                hint="give a larger --memory-limit, a smaller --ctx or a smaller --cache-size",
+            )
+        )
+    elif (watch and not watch.ready and code < 128) or code == 128 + _SIGKILL:
+        text = activation.read_log(log).splitlines()
+        console.print_error(
+            LaunchError(
+                f"{program} ended with exit code {code}"
+                + ("" if watch is None or watch.ready else " before it was ready"),
+                evidence=[f"its log: {line}" for line in text[-_LINES_SHOWN:]],
+                hint="something killed it; if memory was short: --memory-limit, --cache-size, --ctx"
+                if code == 128 + _SIGKILL
+                else "what it printed above says why",
+            )
+        )
+
+
+def _cannot_start(plan: Plan, error: OSError) -> LaunchError:
+    too_long = error.errno == errno.E2BIG
+    return LaunchError(
+        "the prompt is too long for a command line" if too_long else f"cannot start {plan.argv[0]}",
+        evidence=[error.strerror or str(error)],
+        hint="shorten the prompt" if too_long else "swapmoe build",
+    )
+
+
+def require_terminal_for_chat(prompt: str | None) -> None:
+    """Raises `UsageError` for a chat without a terminal: llama-cli would never end."""
+    if prompt is None and not supervise.stdin_is_terminal():
+        raise UsageError(
+            "a chat needs a terminal on stdin", hint='give a prompt: swapmoe run -m MODEL -p "..."'
+        )
