@@ -46,8 +46,8 @@ PRESETS = {
         vocab=32000,
         ctx=32768,
     ),
-    # Published models with fewer layers: experts, slices and types are theirs (files called IQ1_M keep
-    # down in more bits).
+    # Published models with fewer layers and plain attention: experts, slices and types are theirs.
+    # Files called IQ1_M keep the down tensors in more bits.
     "35b-a3b-q4_k_m": ModelSpec(
         arch="qwen3moe",
         layers=10,
@@ -99,17 +99,16 @@ PRESETS = {
         locality=0.45,
     ),
     "deepseek-v4-iq1_m": ModelSpec(
-        arch="deepseek4",
+        arch="qwen3moe",
         layers=4,
-        hash_layers=1,
         embd=4096,
         experts=256,
         used=6,
         ffn=2048,
         heads=32,
-        kv_heads=1,
+        kv_heads=4,
         head_dim=128,
-        vocab=8192,
+        vocab=24576,
         ctx=32768,
         type="IQ1_M",
         down_type="Q2_K",
