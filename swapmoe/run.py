@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from swapmoe.errors import SwapmoeError, ToolError
 
@@ -120,21 +121,7 @@ def stream(
     ``log`` keeps every line. An exception (Ctrl-C too) ends the program and its children.
     Raises ToolError when the program does not exist.
     """
-    words = [str(word) for word in argv]
-    try:
-        process = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=dict(env) if env is not None else clean_env(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _cannot_start(words, error) from error
+    process = start(argv, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     try:
         with process.stdout, _LogFile(log) as keep:
@@ -144,8 +131,37 @@ def stream(
                     on_line(line.rstrip("\n"))
         return process.wait()
     except BaseException:
-        _end_group(process)
+        end_group(process)
         raise
+
+
+def start(
+    argv: Sequence[Argument],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: int | IO[str] = subprocess.DEVNULL,
+    stderr: int | IO[str] = subprocess.DEVNULL,
+) -> "subprocess.Popen[str]":
+    """Start a program in a process group of its own, with stdin closed.
+
+    The caller sees to its end (``end_group``). Raises ToolError when the program does not exist.
+    """
+    words = [str(word) for word in argv]
+    try:
+        return subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=dict(env) if env is not None else clean_env(),
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _cannot_start(words, error) from error
 
 
 def tail_of(log: Path, lines: int = TAIL_LINES) -> list[str]:
@@ -180,7 +196,8 @@ def _cannot_start(argv: Sequence[str], error: OSError) -> ToolError:
     )
 
 
-def _end_group(process: "subprocess.Popen[str]") -> None:
+def end_group(process: "subprocess.Popen[str]") -> None:
+    """End a program that ``start`` started and its children: politely, then for certain."""
     _signal_group(process, signal.SIGTERM)
     try:
         process.wait(_GRACE_SECONDS)
