@@ -46,7 +46,8 @@ void common_expert_stream_add_args(const std::function<void(common_arg)> & add_o
     add_opt(common_arg(
         {"--expert-io"}, "MODE",
         "how streamed experts are read (default: auto)\n"
-        "- auto: mmap\n"
+        "- auto: direct or mmap, by the sizes of the experts and of memory\n"
+        "- direct: memory of its own of a fixed size, filled past the page cache\n"
         "- mmap: mapped file, the chosen experts are read ahead at routing time\n"
         "- fault: mapped file, demand paging only",
         [](common_params & params, const std::string & value) {
@@ -57,11 +58,18 @@ void common_expert_stream_add_args(const std::function<void(common_arg)> & add_o
     ).set_env("LLAMA_ARG_EXPERT_IO"));
     add_opt(common_arg(
         {"--expert-cache-size"}, "N",
-        "MiB of streamed experts that stay in memory after a forward pass, those used last (default: 0 = no limit)",
+        "MiB of streamed experts that stay in memory, those used last (default: 0 = no limit, in direct mode what memory allows)",
         [](common_params & params, const std::string & value) {
             params.expert_stream.cache_size = parse_count(value, UINT64_MAX >> 21) << 20;
         }
     ).set_env("LLAMA_ARG_EXPERT_CACHE_SIZE"));
+    add_opt(common_arg(
+        {"--expert-io-threads"}, "N",
+        "threads that read streamed experts in direct mode (default: 0 = auto)",
+        [](common_params & params, const std::string & value) {
+            params.expert_stream.io_threads = parse_count(value, 256);
+        }
+    ).set_env("LLAMA_ARG_EXPERT_IO_THREADS"));
     add_opt(common_arg(
         {"--expert-keep-recent"}, "N",
         "streamed experts per layer that stay in memory after a forward pass, those used last (default: 0 = no limit)",

@@ -6,7 +6,7 @@
 
 #include "llama.h"
 
-#define LLAMA_EXPERT_STREAM_VERSION 2
+#define LLAMA_EXPERT_STREAM_VERSION 3
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -16,15 +16,17 @@ extern "C" {
 #endif
 
     enum llama_expert_io {
-        LLAMA_EXPERT_IO_AUTO  = 0, // let the engine choose
-        LLAMA_EXPERT_IO_MMAP  = 1, // mapped file, the chosen experts are read ahead at routing time
-        LLAMA_EXPERT_IO_FAULT = 2, // mapped file, demand paging only
+        LLAMA_EXPERT_IO_AUTO   = 0, // let the engine choose
+        LLAMA_EXPERT_IO_MMAP   = 1, // mapped file, the chosen experts are read ahead at routing time
+        LLAMA_EXPERT_IO_FAULT  = 2, // mapped file, demand paging only
+        LLAMA_EXPERT_IO_DIRECT = 3, // memory of the engine's own, read past the page cache
     };
 
     struct llama_expert_stream_params {
         bool                 enabled;
         enum llama_expert_io io;
-        uint64_t             cache_size;  // bytes of routed experts to keep after a pass, 0 = no limit
+        uint32_t             io_threads;  // that read in direct mode, 0 = default
+        uint64_t             cache_size;  // bytes of routed experts to keep after a pass, 0 = no limit; in direct mode at any time, 0 = what memory allows
         uint32_t             keep_recent; // experts to keep per layer after a pass, 0 = no limit
         uint32_t             fixation;    // passes that share the experts of their first, 0 = off
         bool                 prefetch;    // read experts that are known or likely to be needed, in the background
@@ -38,6 +40,9 @@ extern "C" {
         uint64_t n_routed;         // slices that those passes needed, each once per layer and pass
         uint64_t n_hits;           // of those, used before and not dropped since
         uint64_t n_misses;         // of those, the others
+        uint64_t budget;           // bytes that routed experts may take, 0 = no limit
+        uint64_t stall_us;         // time in which compute waited for slices (direct mode only: page faults are not timed)
+        uint64_t n_io_errors;      // reads that failed (direct mode only)
         uint64_t n_hinted;         // slices whose bytes were asked for
         uint64_t hint_bytes;       // bytes asked for, whole pages
         uint64_t hint_errors;      // requests that the system refused

@@ -115,8 +115,8 @@ void llama_expert_context::begin_pass(const int32_t * tokens, uint32_t n_tokens)
     }
 }
 
-void llama_expert_context::end_pass() {
-    stream.end_pass();
+bool llama_expert_context::end_pass() {
+    return stream.end_pass();
 }
 
 //
@@ -152,16 +152,20 @@ bool llama_expert_context_warmup(llama_expert_context * context, bool value) {
     return value;
 }
 
-void llama_expert_context_begin(llama_expert_context * context, const int32_t * tokens, uint32_t n_tokens) {
+llama_expert_pass::llama_expert_pass(llama_expert_context * context, const int32_t * tokens, uint32_t n_tokens) : context(context) {
     if (context) {
         context->begin_pass(tokens, n_tokens);
     }
 }
 
-void llama_expert_context_end(llama_expert_context * context) {
-    if (context) {
-        context->end_pass();
-    }
+llama_expert_pass::~llama_expert_pass() {
+    end();
+}
+
+bool llama_expert_pass::end() {
+    llama_expert_context * c = context;
+    context = nullptr;
+    return c == nullptr || c->end_pass();
 }
 
 uint32_t llama_expert_context_n_nodes(const llama_expert_context * context) {

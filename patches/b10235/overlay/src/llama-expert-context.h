@@ -4,7 +4,8 @@
 // chose where a later pass uses it.
 //
 //   llama_expert_context_init  when the context is made; throws when it cannot work as asked
-//   ..._warmup, _begin, _end   around warm-ups and forward passes
+//   ..._warmup                 around warm-ups
+//   llama_expert_pass          around the computation of a graph
 //   ..._observe                per MoE layer while a graph is built: one node after top-k
 //
 // Every call is a no-op when the first argument is null.
@@ -25,7 +26,7 @@ struct llama_expert_context {
 
     // tokens may be null: a batch of embeddings
     void begin_pass(const int32_t * tokens, uint32_t n_tokens);
-    void end_pass();
+    bool end_pass(); // false: experts could not be read, the results are of no use
 
     // how many nodes a graph of this context has more
     uint32_t n_nodes() const { return nodes.size(); }
@@ -60,8 +61,20 @@ std::shared_ptr<llama_expert_context> llama_expert_context_init(const llama_mode
 // returns what the context's own warm-up flag has to be: a warm-up with all experts would read the whole file
 bool llama_expert_context_warmup(llama_expert_context * context, bool value);
 
-void llama_expert_context_begin(llama_expert_context * context, const int32_t * tokens, uint32_t n_tokens);
-void llama_expert_context_end  (llama_expert_context * context);
+// from here to the end of its life, or of the call of end()
+struct llama_expert_pass {
+    llama_expert_pass(llama_expert_context * context, const int32_t * tokens, uint32_t n_tokens);
+    ~llama_expert_pass();
+
+    llama_expert_pass(const llama_expert_pass &) = delete;
+    llama_expert_pass & operator=(const llama_expert_pass &) = delete;
+
+    // false: experts could not be read, the results are of no use
+    bool end();
+
+private:
+    llama_expert_context * context; // null when it has ended
+};
 
 uint32_t llama_expert_context_n_nodes(const llama_expert_context * context);
 

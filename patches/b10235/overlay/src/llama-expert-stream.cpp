@@ -27,6 +27,7 @@ llama_expert_stream_params llama_expert_stream_default_params() {
     return {
         /*.enabled     =*/ false,
         /*.io          =*/ LLAMA_EXPERT_IO_AUTO,
+        /*.io_threads  =*/ 0,
         /*.cache_size  =*/ 0,
         /*.keep_recent =*/ 0,
         /*.fixation    =*/ 0,
@@ -36,15 +37,16 @@ llama_expert_stream_params llama_expert_stream_default_params() {
 
 const char * llama_expert_io_name(llama_expert_io io) {
     switch (io) {
-        case LLAMA_EXPERT_IO_AUTO:  return "auto";
-        case LLAMA_EXPERT_IO_MMAP:  return "mmap";
-        case LLAMA_EXPERT_IO_FAULT: return "fault";
+        case LLAMA_EXPERT_IO_AUTO:   return "auto";
+        case LLAMA_EXPERT_IO_MMAP:   return "mmap";
+        case LLAMA_EXPERT_IO_FAULT:  return "fault";
+        case LLAMA_EXPERT_IO_DIRECT: return "direct";
     }
     GGML_ABORT("fatal error");
 }
 
 bool llama_expert_io_from_str(const char * str, llama_expert_io * io) {
-    for (const auto mode : { LLAMA_EXPERT_IO_AUTO, LLAMA_EXPERT_IO_MMAP, LLAMA_EXPERT_IO_FAULT }) {
+    for (const auto mode : { LLAMA_EXPERT_IO_AUTO, LLAMA_EXPERT_IO_MMAP, LLAMA_EXPERT_IO_FAULT, LLAMA_EXPERT_IO_DIRECT }) {
         if (strcmp(str, llama_expert_io_name(mode)) == 0) {
             *io = mode;
             return true;
@@ -101,15 +103,8 @@ llama_expert_range llama_expert_layer::slice(size_t i, int64_t expert) const {
     return { (const uint8_t *) t.addr + expert*size, size, t.fd, t.offs + expert*size };
 }
 
-static llama_expert_stream_params resolve(llama_expert_stream_params params) {
-    if (params.io == LLAMA_EXPERT_IO_AUTO) {
-        params.io = LLAMA_EXPERT_IO_MMAP;
-    }
-    return params;
-}
-
-llama_expert_stream::llama_expert_stream(const llama_expert_stream_params & params) :
-    params(resolve(params)), usage_start(llama_expert_io_get_usage()) {
+llama_expert_stream::llama_expert_stream(const llama_expert_stream_params & params, uint32_t n_expert_used) :
+    params(params), n_expert_used(n_expert_used), usage_start(llama_expert_io_get_usage()) {
 }
 
 llama_expert_stream::~llama_expert_stream() {
@@ -131,10 +126,10 @@ llama_expert_stream::~llama_expert_stream() {
             " hinted=%" PRIu64 " hint_bytes=%" PRIu64 " hint_errors=%" PRIu64
             " evicted=%" PRIu64 " evicted_bytes=%" PRIu64 " resident_bytes=%" PRIu64
             " predicted=%" PRIu64 " predicted_used=%" PRIu64 " prefetch_wasted=%" PRIu64
-            " read_bytes=%" PRIu64 " major_faults=%" PRIu64 "\n",
+            " read_bytes=%" PRIu64 " major_faults=%" PRIu64 " budget=%" PRIu64 " stall_us=%" PRIu64 " io_errors=%" PRIu64 "\n",
             s.n_passes, s.n_routed, s.n_hits, s.n_misses, s.n_hinted, s.hint_bytes, s.hint_errors,
             s.n_evicted, s.evicted_bytes, s.resident_bytes, s.n_predicted, s.n_predicted_used, s.n_predicted_lost,
-            s.read_bytes, s.major_faults);
+            s.read_bytes, s.major_faults, s.budget, s.stall_us, s.n_io_errors);
 }
 
 int llama_expert_stream::keep_fd(int fd) {
@@ -153,7 +148,7 @@ int llama_expert_stream::keep_fd(int fd) {
 #endif
 }
 
-void llama_expert_stream::add_tensor(const ggml_tensor * tensor, int fd, uint64_t offs) {
+void llama_expert_stream::add_tensor(ggml_tensor * tensor, int fd, uint64_t offs) {
     if (is_token_experts(tensor->name)) {
         if (tensor->type == GGML_TYPE_I32 && ggml_backend_buffer_is_host(tensor->buffer)) {
             int il = -1;
@@ -175,9 +170,11 @@ void llama_expert_stream::add_tensor(const ggml_tensor * tensor, int fd, uint64_
     const llama_expert_range range = { tensor->data, ggml_nbytes(tensor), keep_fd(fd), offs };
     if (strstr(tensor->name, ".ffn_down_exps.") != nullptr) {
         l.down = tensor;
-        l.tensors.push_back(range);
-    } else {
-        l.tensors.insert(l.tensors.begin(), range); // used before down
+        l.tensors .push_back(range);
+        l.matrices.push_back(tensor);
+    } else { // used before down
+        l.tensors .insert(l.tensors.begin(),  range);
+        l.matrices.insert(l.matrices.begin(), tensor);
     }
 
     if (params.io == LLAMA_EXPERT_IO_MMAP) {
@@ -185,7 +182,7 @@ void llama_expert_stream::add_tensor(const ggml_tensor * tensor, int fd, uint64_
     }
 }
 
-void llama_expert_stream::start() {
+void llama_expert_stream::start(uint64_t other_bytes) {
     for (auto it = all_layers.begin(); it != all_layers.end();) {
         it = it->second.down ? std::next(it) : all_layers.erase(it); // a token table without routed experts
     }
@@ -200,12 +197,40 @@ void llama_expert_stream::start() {
     }
     is_predicted.resize(layer_of_unit.size());
     if (params.prefetch) {
-        prefetch = std::make_unique<llama_expert_prefetch>(*this, 2*all_layers.size());
         LLAMA_LOG_INFO("async prefetch thread started\n");
+    }
+    if (params.io == LLAMA_EXPERT_IO_DIRECT) {
+        uint64_t demand = 0; // of one token
+        direct = std::make_unique<llama_expert_direct>(params.cache_size, params.io_threads);
+        for (auto & [il, l] : all_layers) {
+            for (size_t i = 0; i < l.tensors.size(); i++) {
+                l.first_slices.push_back(direct->add_tensor(l.tensors[i], l.n_expert, il));
+                l.matrices[i]->extra = direct->slices(l.first_slices[i]); // the tensors are used no longer than this lives
+                demand += l.slice_size(i)*n_expert_used;
+            }
+        }
+        direct->start(demand, other_bytes);
+    } else if (params.prefetch) {
+        prefetch = std::make_unique<llama_expert_prefetch>(*this, 2*all_layers.size());
     }
 }
 
+std::vector<uint32_t> llama_expert_stream::slice_ids(const llama_expert_layer & l, const uint8_t * is_meant) {
+    std::vector<uint32_t> ids;
+    for (const auto first : l.first_slices) {
+        for (int64_t e = 0; e < l.n_expert; e++) {
+            if (is_meant[e]) {
+                ids.push_back(first + e);
+            }
+        }
+    }
+    return ids;
+}
+
 void llama_expert_stream::use(const llama_expert_layer & l, const uint8_t * is_needed) {
+    if (direct) {
+        direct->need(slice_ids(l, is_needed));
+    }
     std::lock_guard<std::mutex> lock(mutex);
     for (int64_t e = 0; e < l.n_expert; e++) {
         if (!is_needed[e]) {
@@ -246,6 +271,10 @@ void llama_expert_stream::hint(const llama_expert_layer & l, const uint8_t * is_
 }
 
 void llama_expert_stream::predict(const llama_expert_layer & l, llama_expert_set experts) {
+    if (direct) {
+        direct->read_ahead(slice_ids(l, experts.data()));
+        return;
+    }
     if (!prefetch) {
         return;
     }
@@ -316,11 +345,31 @@ void llama_expert_stream::add_absent(std::vector<llama_expert_range> & ranges, c
 }
 
 void llama_expert_stream::begin_pass() {
-    std::lock_guard<std::mutex> lock(mutex);
-    counters.n_passes++;
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        counters.n_passes++;
+    }
+    if (direct) {
+        direct->begin_pass();
+    }
 }
 
-void llama_expert_stream::end_pass() {
+void llama_expert_stream::end_pass_direct() {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (const auto unit : cache.evict(0, params.keep_recent)) {
+        const auto & l = *layer_of_unit[unit];
+        for (const auto first : l.first_slices) {
+            direct->drop(first + (unit - l.first_unit));
+        }
+    }
+}
+
+bool llama_expert_stream::end_pass() {
+    if (direct) {
+        const bool ok = direct->end_pass();
+        end_pass_direct();
+        return ok;
+    }
     std::vector<llama_expert_range> ranges;
     {
         std::lock_guard<std::mutex> lock(mutex);
@@ -347,6 +396,7 @@ void llama_expert_stream::end_pass() {
         missed.clear();
     }
     evict(ranges);
+    return true;
 }
 
 void llama_expert_stream::drain() {
@@ -366,6 +416,21 @@ llama_expert_stream_stats llama_expert_stream::stats() const {
     result.hint_errors    = hint_errors;
     result.read_bytes     = usage.read_bytes   - usage_start.read_bytes;
     result.major_faults   = usage.major_faults - usage_start.major_faults;
+    result.budget         = params.cache_size;
+    if (direct) {
+        const auto d = direct->stats();
+        result.n_hits           = d.n_hits;
+        result.n_misses         = d.n_misses;
+        result.n_evicted        = d.n_evicted;
+        result.evicted_bytes    = d.evicted_bytes;
+        result.n_predicted      = d.n_ahead;
+        result.n_predicted_used = d.n_ahead_used;
+        result.n_predicted_lost = d.n_ahead_lost;
+        result.stall_us         = d.stall_us;
+        result.n_io_errors      = d.n_errors;
+        result.budget           = direct->budget();
+        result.resident_bytes   = direct->resident_bytes();
+    }
     return result;
 }
 
@@ -378,6 +443,9 @@ void llama_expert_stream::reset_stats() {
     hint_bytes  = 0;
     hint_errors = 0;
     usage_start = llama_expert_io_get_usage();
+    if (direct) {
+        direct->reset_stats();
+    }
 }
 
 //
@@ -396,14 +464,15 @@ static void check_limits(const llama_expert_stream_params & params, uint32_t n_e
             floor += ggml_nbytes(weight.tensor)/weight.tensor->ne[2]*n_expert_used;
         }
     }
-    if (params.cache_size > 0 && params.cache_size < floor) {
+    const bool is_mapped = params.io == LLAMA_EXPERT_IO_MMAP || params.io == LLAMA_EXPERT_IO_FAULT; // direct has a lower floor of its own
+    if (params.cache_size > 0 && params.cache_size < floor && is_mapped) {
         throw std::runtime_error(format("expert_stream: cache size of %.2f MiB is below one token's demand: the floor is %" PRIu64 " MiB",
                     params.cache_size/1024.0/1024.0, (floor + 1024*1024 - 1)/1024/1024));
     }
 }
 
 static bool has_options(const llama_expert_stream_params & params) {
-    return params.cache_size > 0 || params.keep_recent > 0 || params.fixation > 0 || params.prefetch;
+    return params.io_threads > 0 || params.cache_size > 0 || params.keep_recent > 0 || params.fixation > 0 || params.prefetch;
 }
 
 std::shared_ptr<llama_expert_stream> llama_expert_stream_init(
@@ -426,7 +495,7 @@ std::shared_ptr<llama_expert_stream> llama_expert_stream_init(
         return nullptr;
     }
     check_limits(params, hparams.n_expert_used, ml);
-    auto stream = std::make_shared<llama_expert_stream>(params);
+    auto stream = std::make_shared<llama_expert_stream>(params, hparams.n_expert_used);
     if (!model_params.no_alloc) { // a trial load maps nothing
         if (model_params.load_mode != LLAMA_LOAD_MODE_MMAP) {
             throw std::runtime_error(format("expert streaming needs load mode 'mmap', got '%s'", llama_load_mode_name(model_params.load_mode)));
@@ -451,11 +520,34 @@ ggml_backend_buffer_type_t llama_expert_stream_buft(
     return stream && llama_expert_tensor_layer(tensor->name) >= 0 ? ggml_backend_cpu_buffer_type() : buft;
 }
 
+// Direct reads win when the experts are larger than what memory is left for them, and lose a little to the page cache
+// when they nearly fit.
+static llama_expert_io choose_io(uint64_t cache_size, uint64_t expert_bytes, uint64_t other_bytes) {
+    const double max_ratio = 1.25;
+
+    const uint64_t available = llama_expert_memory_available();
+    const uint64_t room      = cache_size > 0 ? cache_size : available - std::min(available, other_bytes);
+    const bool     is_direct = (available > 0 || cache_size > 0) && expert_bytes > max_ratio*room;
+    const auto     io        = is_direct ? LLAMA_EXPERT_IO_DIRECT : LLAMA_EXPERT_IO_MMAP;
+
+    LLAMA_LOG_INFO("expert_stream: io = %s (auto: experts %.2f MiB, %s %.2f MiB)\n", llama_expert_io_name(io),
+            expert_bytes/1024.0/1024.0, cache_size > 0 ? "cache size" : "available", room/1024.0/1024.0);
+    return io;
+}
+
 void llama_expert_stream_start(
         llama_expert_stream * stream, const llama_model_loader & ml, const std::vector<std::pair<std::string, ggml_tensor *>> & tensors) {
     if (stream == nullptr) {
         return;
     }
+    struct routed {
+        ggml_tensor * tensor;
+        int           fd;
+        uint64_t      offs;
+    };
+    std::vector<routed> experts;
+    uint64_t expert_bytes = 0;
+    uint64_t other_bytes  = 0;
     std::vector<llama_expert_range> others;
     for (const auto & [name, tensor] : tensors) {
         const auto * weight = ml.get_weight(name.c_str());
@@ -468,11 +560,21 @@ void llama_expert_stream_start(
         const int    fd        = ml.files.at(weight->idx)->file_id();
         GGML_ASSERT(is_mapped || !is_routed);
         if (is_routed || is_token_experts(name.c_str())) {
-            stream->add_tensor(tensor, fd, weight->offs);
+            experts.push_back({ tensor, fd, weight->offs });
+            expert_bytes += is_routed ? ggml_nbytes(tensor) : 0;
         }
         if (is_mapped && !is_routed) {
+            other_bytes += ggml_nbytes(tensor);
             others.push_back({ tensor->data, ggml_nbytes(tensor), fd, weight->offs });
         }
+    }
+    if (stream->params.io == LLAMA_EXPERT_IO_AUTO) {
+        stream->params.io = choose_io(stream->params.cache_size, expert_bytes, other_bytes);
+    } else {
+        LLAMA_LOG_INFO("expert_stream: io = %s\n", llama_expert_io_name(stream->params.io));
+    }
+    for (const auto & e : experts) {
+        stream->add_tensor(e.tensor, e.fd, e.offs);
     }
     std::map<int, uint64_t> heads; // where the tensors of each file begin
     for (const auto & range : others) {
@@ -484,7 +586,6 @@ void llama_expert_stream_start(
     }
     llama_expert_io_hint(others.data(), others.size());
 
-    stream->start();
+    stream->start(other_bytes);
     LLAMA_LOG_INFO("expert_stream: tracking %" PRIu64 " routed expert slices\n", stream->stats().n_slices);
-    LLAMA_LOG_INFO("expert_stream: io = %s\n", llama_expert_io_name(stream->params.io));
 }

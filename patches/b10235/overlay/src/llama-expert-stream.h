@@ -10,6 +10,8 @@
 //   llama_expert_stream_buft   per tensor: routed experts stay in the mapping, never in a repacked copy
 //   llama_expert_stream_start  after the data is in place: takes up the slices, asks for the other weights
 //
+// In direct mode the mapped bytes of the experts are never touched: llama-expert-direct.h has them.
+//
 // Every call is a no-op when the first argument is null, which is what a model that does not stream has.
 //
 // Relies on: routed experts are named blk.<n>.ffn_{gate,up,down,gate_up}_exps.weight, their third dimension
@@ -17,6 +19,7 @@
 
 #include "llama-expert.h"
 #include "llama-expert-cache.h"
+#include "llama-expert-direct.h"
 #include "llama-expert-io.h"
 
 #include "ggml-backend.h"
@@ -43,7 +46,9 @@ struct llama_expert_layer {
     int64_t  n_expert;
     uint32_t first_unit; // in the cache
 
-    std::vector<llama_expert_range> tensors; // each n_expert slices, in the order of use
+    std::vector<llama_expert_range> tensors;  // each n_expert slices, in the order of use
+    std::vector<ggml_tensor *>      matrices; // the same
+    std::vector<uint32_t>           first_slices; // of the same, in direct mode
 
     const ggml_tensor * down;
     const ggml_tensor * token_experts; // I32 [n_expert_used, n_vocab]: the experts of a token where no router chooses them, or null
@@ -57,17 +62,17 @@ struct llama_expert_layer {
 using llama_expert_set = std::vector<uint8_t>;
 
 struct llama_expert_stream {
-    explicit llama_expert_stream(const llama_expert_stream_params & params);
+    llama_expert_stream(const llama_expert_stream_params & params, uint32_t n_expert_used);
     ~llama_expert_stream();
 
     llama_expert_stream(const llama_expert_stream &) = delete;
     llama_expert_stream & operator=(const llama_expert_stream &) = delete;
 
     // tensor->data must be the mapped bytes; fd and offs say where they are in the file
-    void add_tensor(const ggml_tensor * tensor, int fd, uint64_t offs);
+    void add_tensor(ggml_tensor * tensor, int fd, uint64_t offs);
 
-    // after the last tensor
-    void start();
+    // after the last tensor; the other mapped weights have this many bytes
+    void start(uint64_t other_bytes);
 
     const std::map<int, llama_expert_layer> & layers() const { return all_layers; }
 
@@ -84,7 +89,7 @@ struct llama_expert_stream {
     void hint_predicted(const llama_expert_layer & layer, const llama_expert_set & experts);
 
     void begin_pass();
-    void end_pass();
+    bool end_pass(); // false: experts could not be read, the results are of no use
 
     // until the background has caught up
     void drain();
@@ -92,14 +97,21 @@ struct llama_expert_stream {
     llama_expert_stream_stats stats() const;
     void reset_stats();
 
-    const llama_expert_stream_params params; // with io resolved
+    llama_expert_stream_params params; // io is resolved before the first tensor is added
+
+    const uint32_t n_expert_used;
 
 private:
     // adds what is to be dropped of the experts [first, last), one range per tensor; with the mutex held
     void add_droppable(std::vector<llama_expert_range> & ranges, const llama_expert_layer & layer, int64_t first, int64_t last) const;
     void add_absent(std::vector<llama_expert_range> & ranges, const llama_expert_layer & layer) const;
 
+    void end_pass_direct(); // with no thread in the pass
+
     int keep_fd(int fd);
+
+    // the slices of these experts in direct mode, in the order of use
+    static std::vector<uint32_t> slice_ids(const llama_expert_layer & layer, const uint8_t * is_meant);
 
     std::map<int, llama_expert_layer>       all_layers; // by index in the model
     std::vector<const llama_expert_layer *> layer_of_unit;
@@ -121,6 +133,7 @@ private:
     std::atomic<uint64_t>                n_prefetched { 0 };
     std::set<const llama_expert_layer *> prefetched_layers;
 
+    std::unique_ptr<llama_expert_direct>   direct;
     std::unique_ptr<llama_expert_prefetch> prefetch; // last: its thread uses the rest
 };
 

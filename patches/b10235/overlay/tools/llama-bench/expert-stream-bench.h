@@ -14,7 +14,7 @@
 #include <vector>
 
 inline bool operator==(const llama_expert_stream_params & a, const llama_expert_stream_params & b) {
-    return a.enabled == b.enabled && (!a.enabled || (a.io == b.io && a.cache_size == b.cache_size &&
+    return a.enabled == b.enabled && (!a.enabled || (a.io == b.io && a.io_threads == b.io_threads && a.cache_size == b.cache_size &&
                 a.keep_recent == b.keep_recent && a.fixation == b.fixation && a.prefetch == b.prefetch));
 }
 
@@ -23,6 +23,9 @@ inline std::string bench_expert_stream_str(const llama_expert_stream_params & pa
         return "off";
     }
     std::string result = llama_expert_io_name(params.io);
+    if (params.io_threads > 0) {
+        result += " threads=" + std::to_string(params.io_threads);
+    }
     if (params.cache_size > 0) {
         result += " cache=" + std::to_string(params.cache_size >> 20);
     }
@@ -45,11 +48,12 @@ struct bench_expert_stream {
         std::vector<uint64_t> given; // empty: not on the command line
     };
 
-    enum { ENABLED, IO, CACHE_SIZE, KEEP_RECENT, FIXATION, PREFETCH };
+    enum { ENABLED, IO, IO_THREADS, CACHE_SIZE, KEEP_RECENT, FIXATION, PREFETCH };
 
     std::vector<option> options = {
         { "-es",  "--expert-streaming",   "<0|1>",             1,                {} },
-        { "-eio", "--expert-io",          "<auto|mmap|fault>", UINT64_MAX,       {} },
+        { "-eio", "--expert-io",          "<auto|direct|mmap|fault>", UINT64_MAX, {} },
+        { "-eit", "--expert-io-threads",  "<threads>",         256,              {} },
         { "-ecs", "--expert-cache-size",  "<MiB>",             UINT64_MAX >> 21, {} },
         { "-ekr", "--expert-keep-recent", "<experts>",         INT32_MAX,        {} },
         { "-ef",  "--expert-fixation",    "<passes>",          INT32_MAX,        {} },
@@ -124,11 +128,12 @@ private:
             }
             is_any_on = true;
             for (const auto io   : values(IO))
+            for (const auto n    : values(IO_THREADS))
             for (const auto size : values(CACHE_SIZE))
             for (const auto keep : values(KEEP_RECENT))
             for (const auto fix  : values(FIXATION))
             for (const auto pre  : values(PREFETCH)) {
-                result.push_back({ true, (llama_expert_io) io, size << 20, (uint32_t) keep, (uint32_t) fix, pre != 0 });
+                result.push_back({ true, (llama_expert_io) io, (uint32_t) n, size << 20, (uint32_t) keep, (uint32_t) fix, pre != 0 });
             }
         }
         const bool is_other_given = std::any_of(options.begin() + IO, options.end(), [](const option & o) { return !o.given.empty(); });
