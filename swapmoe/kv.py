@@ -25,8 +25,8 @@ CSA_RATIO, HCA_RATIO = 4, 128
 class Part:
     """One cache: the row lengths (elements) of its layers, for each cell.
 
-    It has a cell for each token of the context, or of a `window`, or for each `ratio` tokens. `type`
-    is fixed when given, else the user's choice.
+    It has a cell for each token of the context, or of a `window`, or for each `ratio` tokens.
+    `type` is fixed when given, else the user's choice.
     """
 
     name: str
