@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from swapmoe.launch import Plan
 from swapmoe.readiness import Watch
 
 _LINES_SHOWN = 12
-_SIGKILL = 9
+_CRASHES = {
+    9: "something killed it; if memory was short: --memory-limit, --cache-size, --ctx",
+    7: "a page of the model could not be read: is the file whole, is its disk in order?",
+    11: "report this, with the log of the same command with -v",
+    6: "what it printed above says why",
+}
+"""Signals that end a program and are nobody's wish -> what to do."""
 
 
 def execute(plan: Plan) -> int:
@@ -83,18 +90,24 @@ def _explain(
                 hint="give a larger --memory-limit, a smaller --ctx or a smaller --cache-size",
             )
         )
-    elif (watch and not watch.ready and code < 128) or code == 128 + _SIGKILL:
+    elif (watch and not watch.ready and code < 128) or code - 128 in _CRASHES:
+        name = _name(code)
         text = activation.read_log(log).splitlines()
+        when = " before it was ready" if watch and not watch.ready else ""
         console.print_error(
             LaunchError(
-                f"{program} ended with exit code {code}"
-                + ("" if watch is None or watch.ready else " before it was ready"),
+                f"{program} ended with {name}{when}",
                 evidence=[f"its log: {line}" for line in text[-_LINES_SHOWN:]],
-                hint="something killed it; if memory was short: --memory-limit, --cache-size, --ctx"
-                if code == 128 + _SIGKILL
-                else "what it printed above says why",
+                hint=_CRASHES.get(code - 128, "what it printed above says why"),
             )
         )
+
+
+def _name(code: int) -> str:
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return f"exit code {code}"
 
 
 def _cannot_start(plan: Plan, error: OSError) -> LaunchError:

@@ -63,12 +63,16 @@ def user_flags(variable: str) -> str:
 
 def find(source: Path) -> Toolchain:
     """Find every program. Raises `ToolError` naming what is missing and how to install it."""
-    cmake, version = _find_cmake(_cmake_minimum(source))
-    ninja = _find_ninja()
-    cc, cxx = _find_compilers()
-    said = capture([cxx, "--version"], env=build_env(), check=False, timeout=60).stdout
-    first = said.strip().partition("\n")[0].strip() or "unknown version"
-    return Toolchain(cmake, version, ninja, cc, cxx, first)
+    cmake, version = find_cmake(_cmake_minimum(source))
+    ninja = find_ninja()
+    cc, cxx = find_compilers()
+    return Toolchain(cmake, version, ninja, cc, cxx, version_line(cxx) or "unknown version")
+
+
+def version_line(program: Path) -> str:
+    """The first line of what a program says to `--version`; "" when it says nothing."""
+    said = capture([program, "--version"], env=build_env(), check=False, timeout=60).stdout
+    return said.strip().partition("\n")[0].strip()
 
 
 def _cmake_minimum(source: Path) -> tuple[int, int]:
@@ -80,7 +84,8 @@ def _cmake_minimum(source: Path) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else DEFAULT_CMAKE_MINIMUM
 
 
-def _find_cmake(minimum: tuple[int, int]) -> tuple[Path, str]:
+def find_cmake(minimum: tuple[int, int] = DEFAULT_CMAKE_MINIMUM) -> tuple[Path, str]:
+    """CMake and its version. Raises `ToolError` when there is none that is new enough."""
     seen: list[str] = []
     for path in _candidates("cmake"):
         try:
@@ -100,7 +105,8 @@ def _find_cmake(minimum: tuple[int, int]) -> tuple[Path, str]:
     )
 
 
-def _find_ninja() -> Path:
+def find_ninja() -> Path:
+    """Ninja. Raises `ToolError` when none works."""
     for path in _candidates("ninja", "ninja-build"):
         if capture([path, "--version"], env=build_env(), check=False, timeout=60).returncode == 0:
             return path
@@ -122,7 +128,7 @@ def _install_hint(program: str) -> str:
     return f"{sys.executable} -m pip install {program}   (or your system's {program} package)"
 
 
-def _find_compilers() -> tuple[Path, Path]:
+def find_compilers() -> tuple[Path, Path]:
     """CC and CXX where set, else the first complete pair on PATH."""
     chosen = os.environ.get("CC"), os.environ.get("CXX")
     pairs = [(chosen[0] or "cc", chosen[1] or "c++")] if any(chosen) else _PAIRS
