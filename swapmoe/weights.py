@@ -1,5 +1,6 @@
 """What a model's bytes are for: routed experts, shared ones, embeddings, and all other weights."""
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -100,15 +101,14 @@ def demand(facts: ModelFacts) -> int:
 
 def used_parameters(facts: ModelFacts) -> int:
     """Weights that one token is multiplied with: dense ones, the output, and its experts'."""
+    tied = not any(tensor.name.startswith("output.") for tensor in facts.tensors)
+    left_out = {AHEAD} if tied else {AHEAD, EMBEDDINGS}
     total = 0
     for tensor in facts.tensors:
         group = group_of(tensor, facts.trunk_layers)
-        if group in (AHEAD, EMBEDDINGS) and (group == AHEAD or split(facts).lookup):
-            continue
-        count = 1
-        for dim in tensor.dims:
-            count *= dim
-        if group == ROUTED_GROUP:
-            count = count * facts.expert_used_count // max(1, tensor.dims[-1])
-        total += count
+        if group not in left_out:
+            count = math.prod(tensor.dims)
+            if group == ROUTED_GROUP:
+                count = count * facts.expert_used_count // max(1, tensor.dims[-1])
+            total += count
     return total
