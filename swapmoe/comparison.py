@@ -66,12 +66,19 @@ def ratios(
         by_mode.setdefault(run.mode, []).append(getattr(run, figure))
     lines = []
     for name, rates in by_mode.items():
-        pairs = zip(rates, by_mode.get(reference, []), strict=False)
-        found = [mine / other for mine, other in pairs if mine and other]
+        found = ratio(rates, by_mode.get(reference, []))
         if name != reference and found:
-            spread = f"{min(found):.3f} to {max(found):.3f} in {len(found)} rounds"
-            lines.append(f"{figure}: {name} / {reference}: {median(found):.3f} ({spread})")
+            lines.append(f"{figure}: {name} / {reference}: {found}")
     return lines
+
+
+def ratio(mine: Sequence[float | None], other: Sequence[float | None]) -> str:
+    """Return the median and spread of a figure against another's, round by round; "" if none."""
+    found = [a / b for a, b in zip(mine, other, strict=False) if a and b]
+    if not found:
+        return ""
+    spread = f"{min(found):.3f} to {max(found):.3f} in {len(found)} rounds"
+    return f"{median(found):.3f} ({spread})"
 
 
 def as_text(rows: list[list[str]]) -> list[str]:
@@ -88,10 +95,19 @@ def as_text(rows: list[list[str]]) -> list[str]:
 
 def as_markdown(name: str, facts: list[str], rows: list[list[str]], notes: list[str]) -> str:
     """Return a section of the measurements page."""
-    head, *body = [f"| {' | '.join(row)} |" for row in rows]
-    lines = [*[f"- {fact}" for fact in facts], "", head, "|" + "---|" * len(rows[0]), *body]
-    lines += ["", *[f"- {note}" for note in notes]]
+    lines = [*bullets(facts), "", *markdown_table(rows), "", *bullets(notes)]
     return "\n".join([f"<!-- begin {name} -->", *lines, f"<!-- end {name} -->"])
+
+
+def bullets(lines: Sequence[str]) -> list[str]:
+    """Return the lines of a Markdown list."""
+    return [f"- {line}" for line in lines]
+
+
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    """Return the lines of a Markdown table; the first row is its heading."""
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return [head, "|" + "---|" * len(rows[0]), *body]
 
 
 def put_section(path: Path, name: str, section: str) -> None:
