@@ -58,6 +58,7 @@ MODES = (
     Mode("unpatched-no-repack", False, ("--no-warmup", "--no-repack")),
     streaming("fault"),
     streaming("mmap"),
+    streaming("direct"),
 )
 RESIDENT_MODES = (Mode("unpatched", False), Mode("streaming off", True))
 
