@@ -69,12 +69,11 @@ def table(samples: Sequence[Sample], task: Task, limits: Limits) -> list[list[st
         units, scale, unit = ["GB read", "stall s", "user s", "sys s"], 1.0, GB
     else:
         units, scale, unit = ["MB/tok", "stall ms", "user ms", "sys ms"], 1e3, 1e6
-    rows = [["mode", "tok/s", "hit %", *units, "peak GB", "bound %", "outcome"]]
+    rows = [["mode", "tok/s", "hit %", *units, "peak GB", "bound %", "ok"]]
     top = bound(samples, task, limits)
     for engine in dict.fromkeys(sample.engine for sample in samples if sample.task == task.name):
         own = _of(samples, task.name, engine)
         good = _good(own)
-        bad = [sample.outcome for sample in own if sample.outcome != "ok"]
 
         def per(value: float | None, count: int) -> float | None:
             return None if value is None else value * scale / (1 if task.is_prompt else count)
@@ -84,24 +83,26 @@ def table(samples: Sequence[Sample], task: Task, limits: Limits) -> list[list[st
                 engine,
                 mid([s.rate for s in good]),
                 mid([100 * _hit(s, task, limits) for s in good], 0),
-                mid([s.part.read / unit / (1 if task.is_prompt else s.tokens) for s in good]),
-                mid([per(_stall(s), s.passes or 1) for s in good]),
+                mid([s.part.read / unit / (1 if task.is_prompt else s.tokens) for s in good], 1),
+                mid([per(_stall(s), s.passes or 1) for s in good], 1),
                 mid([per(s.part.user, s.tokens) for s in good], 1),
                 mid([per(s.part.system, s.tokens) for s in good], 1),
                 mid([s.peak / GB if s.peak is not None else None for s in own]),
                 mid([100 * s.rate / top if s.rate and top else None for s in good], 0),
-                f"{bad[0]} {len(bad)}/{len(own)}" if bad else f"ok {len(own)}/{len(own)}",
+                f"{len(good)}/{len(own)}",
             ]
         )
     return rows
 
 
 def notes(samples: Sequence[Sample], task: Task, limits: Limits) -> list[str]:
-    """Return what the table of a task shows: ratios round by round, the bound."""
+    """Return what the table of a task shows: failures, ratios round by round, the bound."""
     lines = []
     fault = _of(samples, task.name, REFERENCE)
     for engine in dict.fromkeys(sample.engine for sample in samples if sample.task == task.name):
         own = _of(samples, task.name, engine)
+        if bad := [sample.outcome for sample in own if sample.outcome != "ok"]:
+            lines.append(f"{task.name}: {engine}: {bad[0]} in {len(bad)} of {len(own)} runs")
         if engine != REFERENCE and (found := ratio(_rates(own), _rates(fault))):
             lines.append(f"{task.name}: {engine} / {REFERENCE}: {found}")
     direct = _of(samples, task.name, OWN)
