@@ -105,14 +105,15 @@ def check_limits(settings: RunSettings, facts: ModelFacts, need: Demand) -> None
             evidence=["the next token would find none of its experts in memory"],
             hint=f"--keep-recent {need.used} or more, or 0 for no limit",
         )
-    if 0 < sizes.whole_mib(settings.cache_size) < need.floor_mib:
+    is_mapped = settings.io in ("mmap", "fault")
+    if is_mapped and 0 < sizes.whole_mib(settings.cache_size) < need.floor_mib:
         raise ModelError(
             f"a cache of {sizes.whole_mib(settings.cache_size):,} MiB is below one token's demand",
             evidence=[
                 f"{facts.path.name}: {need.used} experts per layer are "
                 f"{need.bytes_per_token:,} bytes per token"
             ],
-            hint=f"--cache-size {need.floor_mib} (MiB) or more, or 0 for no limit",
+            hint=f"--cache-size {need.floor_mib} (MiB) or more, 0 for no limit, or --io direct",
         )
 
 
@@ -129,6 +130,11 @@ def remarks(settings: RunSettings, facts: ModelFacts, need: Demand, drafted: int
         found.append(
             f"keep-recent {settings.keep_recent} limits nothing: a layer has "
             f"{facts.expert_count} experts"
+        )
+    if 0 < sizes.whole_mib(settings.cache_size) < need.floor_mib:
+        found.append(
+            f"a cache below one token's demand of {need.floor_mib:,} MiB: most experts are read "
+            "again for every token"
         )
     if settings.cache_size >= facts.routed_bytes:
         found.append(

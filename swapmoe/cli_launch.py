@@ -36,7 +36,7 @@ _portable = click.option(
     help="For any CPU of this architecture, or for this very one (default).",
 )
 _io = click.option(
-    "--io", type=click.Choice(["auto", "mmap", "fault"]), help="How routed experts are read."
+    "--io", type=click.Choice(["auto", "direct", "mmap", "fault"]), help="How routed experts are read."
 )
 
 

@@ -48,8 +48,11 @@ class BuildSettings(_Model):
 class RunSettings(_Model):
     """How a model is run."""
 
-    io: Literal["auto", "mmap", "fault"] = "auto"
-    """How routed experts are read."""
+    io: Literal["auto", "direct", "mmap", "fault"] = "auto"
+    """How routed experts are read: into memory of the engine's own past the page cache (direct),
+    through the mapped file with read-ahead (mmap), by page faults alone, or as sizes suggest."""
+    io_threads: Annotated[int, Field(ge=0, le=256)] = 0
+    """Threads that read experts in direct mode; 0 = the engine's default."""
     prefetch: bool = False
     """Ask for the experts of the next layers ahead, on one background thread."""
     fixation: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
@@ -57,7 +60,8 @@ class RunSettings(_Model):
     keep_recent: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     """Experts per layer that stay in memory after use; 0 = no limit."""
     cache_size: Annotated[int, Field(ge=0, le=sizes.LARGEST)] = 0
-    """Memory for routed experts; written as 512 (MiB), 1.5G or 2GB; 0 = no limit."""
+    """Memory for routed experts; written as 512 (MiB), 1.5G or 2GB; 0 = no limit, in direct mode
+    what memory allows."""
     ctx: Annotated[int, Field(ge=0, le=2**31 - 1)] = 4096
     """Context size in tokens; 0 = what the model was trained with."""
     n_predict: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None

@@ -191,6 +191,14 @@ TABLE = (
         owned=True,
     ),
     Row(
+        "run.io_threads",
+        "--expert-io-threads",
+        _limit("io_threads"),
+        env=_names("EXPERT_IO_THREADS"),
+        instead="set run.io_threads",
+        owned=True,
+    ),
+    Row(
         "run.cache_size",
         "--expert-cache-size",
         _cache_size,

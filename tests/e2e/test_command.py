@@ -30,7 +30,7 @@ def swapmoe(*argv: str | Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("preset", ["tiny", "tiny-qwen3moe"])
-@pytest.mark.parametrize("io", ["auto", "mmap", "fault"])
+@pytest.mark.parametrize("io", ["auto", "direct", "mmap", "fault"])
 def test_run_answers_and_ends(tmp_path: Path, preset: str, io: str) -> None:
     model = make_tiny(tmp_path, preset)
     done = swapmoe("run", "-m", model, "-p", "Hello there", "-n", "8", "--io", io)

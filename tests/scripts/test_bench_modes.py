@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from swapmoe import blockdev
-from swapmoe.cgroup import memory_limit
-from swapmoe.errors import ToolError
 from tests.support.models import make_tiny
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_modes.py"
@@ -25,18 +23,6 @@ echo "I expert_stream: statistics: passes=1 routed=2" >&2
 BENCH = """#!/bin/sh
 echo '[{"n_gen": 0, "avg_ts": 100.0}, {"n_gen": 48, "avg_ts": 10.0}]'
 """
-
-
-@pytest.fixture(scope="module")
-def _allowed(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Root, a memory cgroup and a block device; else there is nothing to measure with."""
-    try:
-        device = blockdev.device_of(tmp_path_factory.getbasetemp())
-        before = int(device.read_ahead.read_text())
-        with memory_limit(1 << 30), blockdev.read_ahead(device, before):
-            pass
-    except (ToolError, OSError) as error:
-        pytest.skip(f"needs root and a cgroup: {error}")
 
 
 def programs(folder: Path, completion: str = COMPLETION) -> Path:
@@ -61,7 +47,7 @@ def leftovers() -> list[Path]:
     return list(Path("/sys/fs/cgroup").glob("**/swapmoe-*"))
 
 
-@pytest.mark.usefixtures("_allowed")
+@pytest.mark.usefixtures("can_measure")
 def test_compares_modes_and_leaves_nothing(tmp_path: Path) -> None:
     page, data = tmp_path / "page.md", tmp_path / "runs.json"
     variant = "random=mmap:SOME_SWITCH=1"
@@ -73,7 +59,7 @@ def test_compares_modes_and_leaves_nothing(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "| mmap | 100.00 | 0.15 |" in page.read_text()
     runs = json.loads(data.read_text())["runs"]
-    names = ["unpatched", "unpatched-no-repack", "fault", "mmap", "random"]
+    names = ["unpatched", "unpatched-no-repack", "fault", "mmap", "direct", "random"]
     assert [run["mode"] for run in runs] == [*names, *reversed(names)]
     assert runs[0]["engine"] == "passes=1 routed=2"
     assert all(run["peak"] for run in runs)
@@ -81,7 +67,7 @@ def test_compares_modes_and_leaves_nothing(tmp_path: Path) -> None:
     assert leftovers() == []
 
 
-@pytest.mark.usefixtures("_allowed")
+@pytest.mark.usefixtures("can_measure")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupting_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
     started = tmp_path / "started"
@@ -101,7 +87,7 @@ def test_interrupting_cleans_up(tmp_path: Path, number: signal.Signals) -> None:
     assert leftovers() == []
 
 
-@pytest.mark.usefixtures("_allowed")
+@pytest.mark.usefixtures("can_measure")
 def test_a_failing_patched_build_is_an_error(tmp_path: Path) -> None:
     argv = command(tmp_path, "--repeats", "1", patched="#!/bin/sh\necho broken >&2\nexit 3\n")
     done = subprocess.run(argv, capture_output=True, text=True)
@@ -110,7 +96,7 @@ def test_a_failing_patched_build_is_an_error(tmp_path: Path) -> None:
     assert "failed (3) 1/1" in done.stdout
 
 
-@pytest.mark.usefixtures("_allowed")
+@pytest.mark.usefixtures("can_measure")
 def test_being_killed_for_memory_is_a_result(tmp_path: Path) -> None:
     hog = f"#!/bin/sh\nexec {sys.executable} -c 'x = b\"1\" * (400 << 20)'\n"
     argv = command(tmp_path, "--repeats", "1", "--mode", "fault", patched=hog)

@@ -24,6 +24,11 @@ def _cache(facts: ModelFacts) -> Options:
     return {"cache": facts.bytes_per_token(facts.expert_used_count)}
 
 
+def _few_slots(facts: ModelFacts) -> Options:
+    """Room for a few slices of each size, and less than one layer has."""
+    return {"cache": facts.bytes_per_token(facts.expert_used_count) // 2 + 8 * 8192}
+
+
 MODES: dict[str, Callable[[ModelFacts], Options]] = {
     "off": lambda facts: {},
     "fault": lambda facts: {"io": "fault"},
@@ -31,6 +36,7 @@ MODES: dict[str, Callable[[ModelFacts], Options]] = {
     "prefetch": lambda facts: {"io": "mmap", "prefetch": 1},
     "keep-recent": lambda facts: {"io": "mmap"} | _keep(facts),
     "cache-size": lambda facts: {"io": "fault"} | _cache(facts),
+    "direct": lambda facts: {"io": "direct"} | _few_slots(facts),
     "all": lambda facts: {"io": "mmap", "prefetch": 1} | _keep(facts) | _cache(facts),
 }
 """Keep-recent and cache size at their floors, where they drop the most."""
@@ -39,6 +45,7 @@ EFFECTS = {
     "prefetch": "predicted",
     "keep-recent": "evicted",
     "cache-size": "evicted",
+    "direct": "evicted",
     "all": "evicted",
 }
 """The counter that shows that a mode did something."""
