@@ -7,7 +7,6 @@ cache, at a fixed device read-ahead; modes alternate, so that drift of the machi
 
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from typing import NoReturn
 import click
 import psutil
 
-from swapmoe import baseline, blockdev, console, models, paths, pins, receipts
+from swapmoe import bench_setup, blockdev, console, models, paths
 from swapmoe.cgroup import MemoryGroup, memory_limit
 from swapmoe.comparison import GB, Run, as_markdown, as_text, put_section, ratios, table
 from swapmoe.errors import LaunchError, ModelError, SwapmoeError, UsageError
@@ -194,31 +193,13 @@ def alternate(modes: Sequence[Mode], repeats: int, measure: Callable[[Mode], Run
     return runs
 
 
-def machine() -> str:
-    """Return one line on the machine."""
-    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    memory = psutil.virtual_memory().total / GB
-    cpu = names[0].strip() if names else platform.machine()
-    return f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GB RAM, Linux {platform.release()}"
-
-
 def make_setup(
     model: Path | None, preset: str, base: Path | None, patched: Path | None, **sizes: int
 ) -> Setup:
     """Find or make the model and the two builds."""
-    pin = pins.load()
-    if not (base and patched):
-        receipt = receipts.latest(pin.tag)
-        if not receipt:
-            raise LaunchError("nothing is built yet", hint="swapmoe build, or --patched and --base")
-        base = base or baseline.build_unpatched(pin, receipt)
-        patched = patched or receipt.bin_dir
-    if not model:
-        spec = models.PRESETS[preset]
-        total = models.total_bytes(spec)
-        folder = paths.cache_dir() / "models"
-        with console.progress(f"model {preset} ({total / GB:.1f} GB)", total) as progress:
-            model = models.ensure_model(spec, folder, preset, progress=progress)
+    base = base or bench_setup.unpatched_build()
+    patched = patched or bench_setup.patched_build()
+    model = model or bench_setup.model(preset)
     facts = inspect(model)
     return Setup(
         model=facts.path,
@@ -233,7 +214,7 @@ def make_setup(
 def stream_facts(setup: Setup, limit: int, device: str, kib: int, before: int) -> list[str]:
     """Return the conditions of a streaming comparison, one per line."""
     return [
-        machine(),
+        bench_setup.machine(),
         f"model: {setup.model.name}, {setup.size / GB:.2f} GB; "
         f"limit {limit / GB:.2f} GB ({limit / setup.size:.0%} of it), page cache included",
         f"device {device}: read-ahead {kib} KiB (was {before}); page cache dropped before each run",
@@ -265,7 +246,7 @@ def measure_resident(setup: Setup, repeats: int) -> tuple[list[str], list[Run]]:
             hint="--model with a smaller one",
         )
     facts = [
-        machine(),
+        bench_setup.machine(),
         f"model: {setup.model.name}, {setup.size / GB:.2f} GB, resident; default flags",
         f"llama-bench, 64-token prompt (tok/s in column prompt), {setup.tokens} tokens generated, "
         f"{setup.threads} threads; medians",
