@@ -1,5 +1,6 @@
 """``swapmoe port``: thin commands over checking and moving the series to another llama.cpp."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -27,6 +28,47 @@ _name = click.option("--to", metavar="NAME", help="Which port, when several are 
 @click.group()
 def port() -> None:
     """Compare and move the patch series to another llama.cpp."""
+
+
+@port.command()
+@_to
+@_pin
+@_source
+@click.option("--build", is_flag=True, help="Also compile the result and run the gates.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@click.option("--annotate", is_flag=True, help="GitHub Actions annotations on stdout.")
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML file.")
+def check(
+    to: str,
+    pin: str | None,
+    source: str,
+    build: bool,
+    as_json: bool,
+    annotate: bool,
+    junit: Path | None,
+) -> None:
+    """Say for each hook whether it still fits; exit 20 when someone has to look."""
+    from swapmoe import console, pins, port_check, port_report
+    from swapmoe.errors import DriftFound, UsageError
+
+    if as_json and annotate:
+        raise UsageError("--json and --annotate both write to stdout: take one")
+    report = port_check.check(pins.load(pin), to, source, build=build)
+    if junit is not None:
+        junit.write_bytes(port_report.junit(report))
+    if as_json:
+        console.emit_json(port_report.to_json(report))
+    else:
+        made = port_report.annotations(report) if annotate else port_report.lines(report)
+        for line in made:
+            console.out().print(line)
+    if not report.clean:
+        raise DriftFound(
+            f"{len(report.drifted)} of {len(report.hooks)} hooks need a look"
+            f" on {report.target.name}",
+            evidence=report.problems[:1],
+            hint=f"swapmoe port start --to {to}",
+        )
 
 
 @port.command()

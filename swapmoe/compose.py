@@ -35,13 +35,20 @@ def compose(repo: GitRepo, base: str, series: Series) -> Composed:
     commit = base
     if series.overlay:
         _stage(repo, base, series.overlay)
-        commit = _commit(repo, commit, _OVERLAY_MESSAGE, {})
+        tree = repo.run("write-tree").text
+        commit = repo.run("commit-tree", tree, "-p", base, stdin=_OVERLAY_MESSAGE.encode()).text
     for patch in series.patches:
         _apply(repo, patch)
-        commit = _commit(repo, commit, patch.message, _author(patch))
-    tree = repo.tree_of(commit)
-    assert tree is not None
-    return Composed(base, commit, tree)
+        commit = commit_tree(repo, repo.run("write-tree").text, commit, patch)
+    tree_id = repo.tree_of(commit)
+    assert tree_id is not None
+    return Composed(base, commit, tree_id)
+
+
+def commit_tree(repo: GitRepo, tree: str, parent: str, patch: Patch) -> str:
+    """Commit a tree with the message and author of a patch."""
+    message = patch.message.encode()
+    return repo.run("commit-tree", tree, "-p", parent, stdin=message, env=_author(patch)).text
 
 
 def make_manifest(repo: GitRepo, upstream: Upstream, series: Series, done: Composed) -> Manifest:
@@ -127,8 +134,3 @@ def _author(patch: Patch) -> Mapping[str, str]:
         "GIT_AUTHOR_EMAIL": address or gitrepo.EMAIL,
         "GIT_AUTHOR_DATE": patch.date or gitrepo.FIXED_DATE,
     }
-
-
-def _commit(repo: GitRepo, parent: str, message: str, env: Mapping[str, str]) -> str:
-    tree = repo.run("write-tree").text
-    return repo.run("commit-tree", tree, "-p", parent, stdin=message.encode(), env=env).text

@@ -1,0 +1,76 @@
+"""``port check``: the verdict on every hook for another llama.cpp; read-only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from swapmoe import apply, port_build, port_hooks, port_pick, port_store, port_target
+from swapmoe.gitrepo import GitRepo
+from swapmoe.pins import Pin
+from swapmoe.port_pick import PinStep, Step
+from swapmoe.port_report import Report
+from swapmoe.port_target import Target
+from swapmoe.port_text import Texts
+from swapmoe.series import Series
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A series as commits on its pin, in a scratch repository."""
+
+    repo: GitRepo
+    base: str
+    series: Series
+    steps: tuple[PinStep, ...]
+
+
+def check(pin: Pin, to: str, source: str, *, build: bool = False) -> Report:
+    """Compare the series of ``pin`` with the llama.cpp called ``to``.
+
+    Works on the tool's own store: no checkout is changed. ``build`` also compiles the merged
+    series and runs the gates where every hook found its place.
+    Raises UsageError and UpstreamError when the target cannot be had, SeriesError when the series
+    is not the recorded one.
+    """
+    found = apply.read_series(pin)
+    with port_store.locked() as store:
+        base = port_target.base_of(store, pin, source)
+        target = port_target.find(store, to, source, pin.manifest.upstream.project)
+        with store.scratch(keep_objects=build) as scratch:
+            report, steps = compare(prepare(scratch, base, found), pin.tag, target)
+            if not build or not can_build(report):
+                return report
+            commit = port_build.commit_steps(scratch, steps, target)
+    return port_build.gate(pin, report, commit)
+
+
+def can_build(report: Report) -> bool:
+    """Whether every hook has a place, seen or unseen by a person."""
+    wanted = (*port_hooks.CLEAN, "merged", "upstreamed")
+    return not report.problems and all(hook.verdict in wanted for hook in report.hooks)
+
+
+def prepare(repo: GitRepo, base: str, series: Series) -> Prepared:
+    """Commit the patches of a series on ``base``. Raises ApplyError when they do not fit."""
+    return Prepared(repo, base, series, port_pick.pin_steps(repo, base, series))
+
+
+def compare(ready: Prepared, tag: str, target: Target) -> tuple[Report, list[Step]]:
+    """The verdicts on one target, and the patches on it."""
+    repo = ready.repo
+    paths = {path for step in ready.steps for path in step.before}
+    there = repo.blobs(target.commit, paths)
+    moved = port_pick.renames(repo, ready.base, target.commit, paths - set(there))
+    steps = port_pick.pick(repo, ready.steps, target.commit, moved)
+    texts = Texts(repo)
+    places: Mapping[str, str | None] = {
+        path: path if path in there else moved.get(path) for path in paths
+    }
+    hooks = [
+        hook
+        for step in steps
+        for path in step.pin.before
+        for hook in port_hooks.judge(texts, step, path, places[path])
+    ]
+    taken = repo.blobs(target.commit, [file.path for file in ready.series.overlay])
+    problems = tuple(f"overlay file exists upstream now: {path}" for path in sorted(taken))
+    return Report(tag, target, tuple(hooks), problems), steps
