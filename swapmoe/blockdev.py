@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from swapmoe.errors import ToolError
 
 SYS = Path("/sys")
@@ -79,7 +81,17 @@ def resident_bytes(path: Path) -> int:
         del first
     if result != 0:
         raise OSError(ctypes.get_errno(), "mincore failed")
-    return sum(page & 1 for page in vector) * mmap.PAGESIZE
+    pages = np.ctypeslib.as_array(vector) & 1
+    return int(np.count_nonzero(pages)) * mmap.PAGESIZE
+
+
+def drop(path: Path) -> None:
+    """Ask for a file to leave the page cache; pages that others map stay. Does what it can."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def forget(paths: list[Path], drop_caches: Path = DROP_CACHES) -> None:
@@ -88,9 +100,7 @@ def forget(paths: list[Path], drop_caches: Path = DROP_CACHES) -> None:
     Raises ToolError when much of the files is still there afterwards.
     """
     for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop(path)
     refusal = "dropped"
     try:
         drop_caches.write_text("3")

@@ -170,10 +170,11 @@ def check_filesystem(tools: Toolchain) -> None:
 
 def default_jobs() -> int:
     """Parallel compilers: as many as cores and available memory allow, at least one."""
-    return max(1, min(_cores(), memory_available() // JOB_BYTES))
+    return max(1, min(cores(), memory_available() // JOB_BYTES))
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

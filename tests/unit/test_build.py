@@ -285,7 +285,7 @@ class TestTools:
         assert ensure_built(shop.pin, BuildOptions(force=True)).version_line
 
     def test_jobs_follow_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(toolchain, "_cores", lambda: 8)
+        monkeypatch.setattr(toolchain, "cores", lambda: 8)
         for available, jobs in ((1, 1), (5 * 1024**3, 2), (64 * 1024**3, 8)):
             monkeypatch.setattr(toolchain, "memory_available", lambda a=available: a)
             assert toolchain.default_jobs() == jobs
