@@ -15,6 +15,7 @@ from swapmoe import __version__
 from swapmoe.cli_doctor import doctor
 from swapmoe.cli_launch import build, config, demo, run, serve
 from swapmoe.cli_patch import patch
+from swapmoe.cli_plan import inspect, plan
 from swapmoe.cli_port import port
 from swapmoe.errors import SwapmoeError
 
@@ -25,7 +26,7 @@ def cli() -> None:
     """Run Mixture-of-Experts models larger than RAM with a patched llama.cpp."""
 
 
-for _command in (build, config, demo, doctor, patch, port, run, serve):
+for _command in (build, config, demo, doctor, inspect, patch, plan, port, run, serve):
     cli.add_command(_command)
 
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 U16, U32, I32, STRING, ARRAY = 2, 4, 5, 8, 9
-F32, Q4_0 = 0, 2
-BLOCKS = {F32: (1, 4), Q4_0: (32, 18)}
+F32, F16, Q4_0, Q2_K, Q4_K, Q6_K, IQ1_M = 0, 1, 2, 10, 12, 14, 29
+BLOCKS = {
+    F32: (1, 4),
+    F16: (1, 2),
+    Q4_0: (32, 18),
+    Q2_K: (256, 84),
+    Q4_K: (256, 144),
+    Q6_K: (256, 210),
+    IQ1_M: (256, 56),
+}
 
 
 def text(value: str | bytes) -> bytes:
@@ -17,11 +25,14 @@ def text(value: str | bytes) -> bytes:
 
 
 def pair(key: str, value: object) -> bytes:
-    """A metadata entry: str, int (u32), or (type, raw bytes)."""
+    """A metadata entry: str, int (u32), list of int (u32), or (type, raw bytes)."""
     if isinstance(value, str):
         return text(key) + struct.pack("<I", STRING) + text(value)
     if isinstance(value, int):
         return text(key) + struct.pack("<II", U32, value)
+    if isinstance(value, list):
+        raw = struct.pack(f"<IQ{len(value)}I", U32, len(value), *value)
+        return text(key) + struct.pack("<I", ARRAY) + raw
     assert isinstance(value, tuple)
     return text(key) + struct.pack("<I", value[0]) + value[1]
 
@@ -44,18 +55,35 @@ class Row:
         return count // block * size
 
 
-def gguf(pairs: Mapping[str, object], rows: Sequence[Row], alignment: int = 32) -> bytes:
-    """A whole file."""
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(rows), len(pairs))
-    head += b"".join(pair(key, value) for key, value in pairs.items())
+def head(
+    pairs: Mapping[str, object], rows: Sequence[Row], alignment: int = 32
+) -> tuple[bytes, int]:
+    """A header, padded, and how many bytes of data it promises."""
+    start = b"GGUF" + struct.pack("<IQQ", 3, len(rows), len(pairs))
+    parts = [start, *(pair(key, value) for key, value in pairs.items())]
     offset = 0
     for row in rows:
-        head += text(row.name) + struct.pack("<I", len(row.dims))
-        head += struct.pack(f"<{len(row.dims)}Q", *row.dims)
-        head += struct.pack("<IQ", row.type, offset)
+        parts += [text(row.name), struct.pack("<I", len(row.dims))]
+        parts += [struct.pack(f"<{len(row.dims)}Q", *row.dims)]
+        parts += [struct.pack("<IQ", row.type, offset)]
         offset = -(-(offset + row.nbytes) // alignment) * alignment
-    padding = -len(head) % alignment
-    return head + bytes(padding + offset)
+    data = b"".join(parts)
+    return data + bytes(-len(data) % alignment), offset
+
+
+def gguf(pairs: Mapping[str, object], rows: Sequence[Row], alignment: int = 32) -> bytes:
+    """A whole file."""
+    data, size = head(pairs, rows, alignment)
+    return data + bytes(size)
+
+
+def write_sparse(path: Path, pairs: Mapping[str, object], rows: Sequence[Row]) -> Path:
+    """A whole file whose data takes no space on disk."""
+    data, size = head(pairs, rows)
+    write(path, data)
+    with path.open("r+b") as file:
+        file.truncate(len(data) + size)
+    return path
 
 
 def experts(layer: int, *parts: str, count: int = 4) -> list[Row]:
