@@ -209,8 +209,11 @@ def export(pin: str | None, source: str, output: Path | None) -> None:
 @click.option("--commit", metavar="ID", help="New pin only: full commit id.")
 @click.option("--archive-sha256", metavar="HEX", help="New pin only: hash of the source archive.")
 def refresh(pin: str | None, source: str, commit: str | None, archive_sha256: str | None) -> None:
-    """Write the manifest anew from overlay and patches, applied to the pristine pin."""
-    from swapmoe import apply, console, pins, upstream
+    """Write the manifest anew from overlay and patches, applied to the pristine pin.
+
+    Without --commit, the pins that share its overlay are refreshed too.
+    """
+    from swapmoe import apply, console, pins, series, upstream
     from swapmoe.gitrepo import open_checkout
     from swapmoe.tree import PRISTINE_REF
 
@@ -221,9 +224,17 @@ def refresh(pin: str | None, source: str, commit: str | None, archive_sha256: st
     else:
         folder = pins.load(pin).series_dir
         facts = pins.read_manifest(folder).upstream
-    repo = open_checkout(upstream.ensure(facts, source, {}))
-    manifest = apply.refresh(folder, facts, repo, PRISTINE_REF)
-    console.out().print(f"{tag}: tree {manifest.series.tree}, {len(manifest.file)} files")
+    todo = [(folder, facts, source)]
+    for other in pins.known_tags():
+        there = pins.patches_dir() / other
+        shares = series.overlay_dir(there).resolve() == series.overlay_dir(folder).resolve()
+        if shares and there != folder and not commit:
+            todo.append((there, pins.read_manifest(there).upstream, "auto"))
+    for there, upstream_facts, origin in todo:
+        repo = open_checkout(upstream.ensure(upstream_facts, origin, {}))
+        manifest = apply.refresh(there, upstream_facts, repo, PRISTINE_REF)
+        count = f"{len(manifest.file)} files"
+        console.out().print(f"{there.name}: tree {manifest.series.tree}, {count}")
 
 
 def _checkout(chosen: "Pin", tree: Path | None) -> "GitRepo":

@@ -127,6 +127,8 @@ def finish(to: str | None, tag: str | None, commit: str | None, forget: bool) ->
     for path in done.overlay_edits:
         console.out().print(f"overlay changed by the port: {path}")
     console.out().print(f"{pin.tag}: {pin.series_dir} (tree {pin.manifest.series.tree})")
+    for title in done.unexplained:
+        console.note(f"explain in PORTING.md: {title}")
     if forget:
         port_work.forget(work)
     console.out().print(f"next: swapmoe build --pin {pin.tag}")

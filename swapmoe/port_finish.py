@@ -11,7 +11,9 @@ from swapmoe import (
     compose,
     lint,
     pins,
+    port_check,
     port_export,
+    port_notes,
     port_prove,
     port_store,
     port_work,
@@ -22,17 +24,18 @@ from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin, Upstream
 from swapmoe.port_work import Work
 
-PORTING = "PORTING.md"
-
 
 @dataclass(frozen=True)
 class Finished:
-    """A written pin; ``overlay_edits`` are overlay files taken over from the work tree."""
+    """A written pin; ``overlay_edits`` are overlay files taken over from the work tree.
+
+    ``unexplained`` are hooks in PORTING.md that still need a line by hand.
+    """
 
     pin: Pin
-    overlay_edits: tuple[str, ...]
-    range_diff: str
     base: str
+    overlay_edits: tuple[str, ...]
+    unexplained: tuple[str, ...]
 
 
 def finish(work: Work, *, tag: str | None = None, commit: str | None = None) -> Finished:
@@ -66,10 +69,16 @@ def finish(work: Work, *, tag: str | None = None, commit: str | None = None) -> 
                 apply.refresh(old.series_dir, old.manifest.upstream, store, work.base)
             _check(work, new, facts, store)
             ranges = _range_diff(work, new, store)
+            with store.scratch() as scratch:
+                ready = port_check.prepare(scratch, work.base, series.read(old.series_dir))
+                report, _ = port_check.compare(ready, work.pin, work.target)
+        if (folder / port_notes.NAME).is_file():
+            shutil.copyfile(folder / port_notes.NAME, new / port_notes.NAME)
+        unexplained = port_notes.write(new, report, facts.tag, ranges)
         _replace(new, folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    return Finished(pins.load(facts.tag), edits, ranges, work.target.commit)
+    return Finished(pins.load(facts.tag), work.target.commit, edits, tuple(unexplained))
 
 
 def _facts(work: Work, tag: str | None, commit: str | None) -> Upstream:
@@ -166,8 +175,6 @@ def _replace(new: Path, folder: Path) -> None:
     old = folder.with_name(f"{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
-        if (folder / PORTING).is_file():
-            shutil.copyfile(folder / PORTING, new / PORTING)
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)

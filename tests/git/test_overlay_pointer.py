@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swapmoe import apply, lint, pins, series
+from swapmoe import apply, cli, lint, pins, series
 from swapmoe.errors import SeriesError
 from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin
@@ -30,6 +30,15 @@ def test_digest_and_tree_are_those_of_a_copy(second: Path, pin: Pin, checkout: G
     assert lint.lint(second, checkout, "HEAD").findings == ()
     apply.apply(pins.load("b11"), checkout)
     assert checkout.tree_of("HEAD") == pin.manifest.series.tree
+
+
+def test_refresh_covers_every_pin_that_shares_the_overlay(
+    second: Path, mini: Mini, pin: Pin, checkout: GitRepo
+) -> None:
+    (pin.series_dir / "overlay" / OVERLAY).write_text("// newer\n")
+    assert cli.main(["patch", "refresh"]) == 0
+    for folder in (second, pin.series_dir):
+        assert lint.lint(folder, checkout, "HEAD").findings == ()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from swapmoe import lint, pins, port_finish, port_store, port_target, port_work, series
+from swapmoe import lint, pins, port_finish, port_notes, port_store, port_target, port_work, series
 from swapmoe.errors import SeriesError, UpstreamError, UsageError
 from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin
@@ -56,23 +56,26 @@ def test_a_whole_port(started: port_work.Work, mini: Mini, pin: Pin) -> None:
     assert done.pin.commit == GitRepo(mini.clone).rev(LATER)
     with port_store.locked() as store:
         assert lint.lint(done.pin.series_dir, store, done.base).findings == ()
-    assert "pick(logits)" in done.range_diff
-    assert "observe top k" in done.range_diff
+    assert done.unexplained == ("src/graph.cpp 1: build_moe",)
+    notes = (done.pin.series_dir / "PORTING.md").read_text()
+    assert "pick(logits)" in notes.split("## Old and new")[1]
+    assert "conflict: upstream changed the same place" in notes
     assert GitRepo(mini.clone).run("for-each-ref").text == before
     assert pins.default_tag() == TAG
 
 
-def test_finishing_twice_gives_the_same_bytes(mini: Mini, pin: Pin) -> None:
-    later(mini, replace("src/loader.cpp", '#include "loader.h"\n', '#include "loader.h"\n//\n'))
-    started = port_work.start(pin, LATER, "auto")
-    assert started.stopped is None
-    folder = port_finish.finish(started.work).pin.series_dir
+def test_finishing_twice_gives_the_same_bytes_and_keeps_what_was_written(
+    started: port_work.Work, mini: Mini
+) -> None:
+    resolve(started)
+    port_work.resume(started)
+    folder = port_finish.finish(started).pin.series_dir
+    notes = folder / "PORTING.md"
+    notes.write_text(notes.read_text().replace(port_notes.UNWRITTEN, "Moved below.\n\nTwice."))
     first = {file.name: file.read_bytes() for file in folder.iterdir()}
-    (folder / "PORTING.md").write_text("by hand\n")
-    port_finish.finish(started.work)
-    second = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert second.pop("PORTING.md") == b"by hand\n"
-    assert second == first
+    assert b"Moved below.\n\nTwice.\n" in first["PORTING.md"]
+    assert port_finish.finish(started).unexplained == ()
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
     assert sorted(path.name for path in mini.patches.iterdir()) == ["PIN", TAG, LATER]
 
 
