@@ -72,6 +72,9 @@ def inspect(model: str, as_json: bool) -> None:
     metavar="N",
     help="Tokens of a prompt that are computed at once.",
 )
+@click.option(
+    "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores (default: this machine's)."
+)
 @_json
 def plan(
     model: str,
@@ -81,6 +84,7 @@ def plan(
     disk_bw: int | None,
     kv_type: str | None,
     ubatch: int | None,
+    cores: int | None,
     as_json: bool,
 ) -> int:
     """Say what will fit, how experts are best read, and how fast that will be.
@@ -95,7 +99,7 @@ def plan(
     gguf_info.require_streamable(facts)
     if ctx is None:
         ctx = config.load({}).settings.run.ctx
-    options = planning.Options(ctx, ram, memory_limit, disk_bw, kv_type, ubatch)
+    options = planning.Options(ctx, ram, memory_limit, disk_bw, kv_type, ubatch, cores)
     made = planning.make(facts, options)
     if as_json:
         console.emit_json(plan_text.to_json(made))

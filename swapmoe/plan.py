@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from swapmoe import compute, history, kv, memory, plan_parts, sizes, speed, weights
+from swapmoe import compute, history, kv, memory, plan_parts, sizes, speed, toolchain, weights
 from swapmoe.errors import ModelError
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.memory import Memory
 from swapmoe.plan_parts import Part, Shares
 from swapmoe.speed import Machine, Speed
-from swapmoe.toolchain import cores
 
 DIRECT_ABOVE = 1.5
 """Experts larger than this many times their budget are read past the page cache (direct)."""
@@ -24,8 +23,8 @@ UBATCH_COST = 0.05
 """Share of the experts' budget that a larger micro-batch than llama.cpp's default may take."""
 WELL_RATE = 2.0
 """Tokens per second that count as streaming well, whatever memory alone would give."""
-WELL_SHARE = 0.5
-"""So does this share of the speed with everything in memory."""
+WELL_SHARE, LEAST_WELL_RATE = 0.5, 1.0
+"""So does this share of the speed with everything in memory, from this rate on."""
 
 Verdict = Literal["fits", "streams well", "streams slowly", "cannot work"]
 
@@ -34,8 +33,8 @@ Verdict = Literal["fits", "streams well", "streams slowly", "cannot work"]
 class Options:
     """What is asked; None = choose. Sizes in bytes, `disk_rate` in bytes per second.
 
-    `ram` plans for another machine with that much memory, `limit` for a program that may use no
-    more than that.
+    `ram` plans for another machine with that much memory (and `cores`), `limit` for a program that
+    may use no more than that.
     """
 
     ctx: int = kv.DEFAULT_CONTEXT
@@ -44,6 +43,7 @@ class Options:
     disk_rate: float | None = None
     kv_type: str | None = None
     ubatch: int | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def known_machine(facts: ModelFacts, options: Options, file: Path | None = None)
     """This machine's cores and what was measured on it. Another one's disk is not this one's."""
     here = options.ram is None and not facts.missing_bytes
     return Machine(
-        cores=cores(),
+        cores=options.cores or toolchain.cores(),
         disk_rate=options.disk_rate,
         disks=history.disks(facts.path, file) if here else (),
         runs=history.runs(facts, file) if options.ram is None else (),
@@ -205,7 +205,7 @@ def _verdict(budget: int, routed: int, floor: int, found: Speed | None) -> tuple
         )
     alone = 1 / ((found.compute.low + found.compute.high) / 2)
     share = f"{_mib(budget)} of {_mib(routed)} of experts stay in memory"
-    if found.expected >= WELL_RATE or found.expected >= WELL_SHARE * alone:
+    if found.expected >= min(WELL_RATE, max(LEAST_WELL_RATE, WELL_SHARE * alone)):
         return "streams well", share
     return "streams slowly", share
 

@@ -90,10 +90,11 @@ def _speed(plan: Plan, speed: Speed) -> Iterator[str]:
     yield "decode = 1 / (compute + demand x misses / bandwidth), or the larger of the two"
     yield f"  demand     {speed.reads / 1e6:,.0f} MB of experts for each token (header)"
     yield f"  misses     {speed.misses.low:.0%} to {speed.misses.high:.0%} ({speed.misses.source})"
-    low, high = speed.bandwidth.low / GB, speed.bandwidth.high / GB
-    yield f"  bandwidth  {low:.2f} to {high:.2f} GB/s ({speed.bandwidth.source})"
-    low, high = speed.compute.low * 1e3, speed.compute.high * 1e3
-    yield f"  compute    {low:,.0f} to {high:,.0f} ms for each token ({speed.compute.source})"
+    low, high = f"{speed.bandwidth.low / GB:.2f}", f"{speed.bandwidth.high / GB:.2f}"
+    both = low if low == high else f"{low} to {high}"
+    yield f"  bandwidth  {both} GB/s ({speed.bandwidth.source})"
+    spent = f"{speed.compute.low * 1e3:,.0f} to {speed.compute.high * 1e3:,.0f} ms"
+    yield f"  compute    {spent} for each token ({speed.compute.source})"
     yield (
         f"prefill: each micro-batch reads up to {_gb(speed.touched)} of experts; compute assumed"
     )
