@@ -4,7 +4,7 @@ Everything is worked out from the header, the machine and what was measured befo
 loaded or started. The rules behind the numbers are in docs/planning.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from swapmoe.speed import Machine, Speed
 
 DIRECT_ABOVE = 1.5
 """Experts larger than this many times their budget are read past the page cache (direct)."""
+LEAST_CONTEXT = 512
 UBATCHES = (2048, 1024, 512, 256, 128)
 DEFAULT_UBATCH = 512
 UBATCH_COST = 0.05
@@ -95,10 +96,12 @@ def make(
 
     `here` and `machine` are looked up unless given.
     """
-    options = options or Options()
-    shares = _settle(facts, options, here or memory.usable())
+    options, here = options or Options(), here or memory.usable()
+    shares = _settle(facts, options, here)
     routed, floor = weights.split(facts).routed, weights.demand(facts)
     reasons = shares.impossible(least_budget(facts))
+    if reasons and (ctx := _smaller_context(facts, options, here, shares.ctx)):
+        reasons.append(f"with a context of {ctx:,} tokens it would work: --ctx {ctx}")
     budget = min(max(0, shares.experts), routed)
     engine: Literal["direct", "mmap"] = "direct" if routed > DIRECT_ABOVE * budget else "mmap"
     found = None
@@ -110,7 +113,7 @@ def make(
         model=facts,
         verdict="cannot work" if reasons else verdict,
         reasons=tuple(reasons) or (why,),
-        notes=tuple(_notes(facts, options, shares)),
+        notes=tuple(_notes(facts, options, shares, works=not reasons)),
         usable=shares.usable,
         memory_source=shares.source,
         parts=shares.parts(routed),
@@ -193,6 +196,14 @@ def _settle(facts: ModelFacts, options: Options, here: Memory) -> Shares:
     return split(shares.kv_type, UBATCHES[-1])
 
 
+def _smaller_context(facts: ModelFacts, options: Options, here: Memory, ctx: int) -> int:
+    """The longest of ever shorter contexts that works; 0 = none."""
+    while (ctx := ctx // 2) >= LEAST_CONTEXT:
+        if not _settle(facts, replace(options, ctx=ctx), here).impossible(least_budget(facts)):
+            return ctx
+    return 0
+
+
 def _verdict(budget: int, routed: int, floor: int, found: Speed | None) -> tuple[Verdict, str]:
     if found is None:
         return "cannot work", ""
@@ -214,7 +225,7 @@ def _mib(size: int) -> str:
     return f"{size / sizes.MIB:,.0f} MiB"
 
 
-def _notes(facts: ModelFacts, options: Options, shares: Shares) -> list[str]:
+def _notes(facts: ModelFacts, options: Options, shares: Shares, *, works: bool) -> list[str]:
     found = []
     if facts.missing_bytes:
         found.append("the file holds the header only: the plan is for the whole model")
@@ -223,7 +234,7 @@ def _notes(facts: ModelFacts, options: Options, shares: Shares) -> list[str]:
             f"the model was trained on {facts.context_length:,} tokens of context, "
             f"not {shares.ctx:,}"
         )
-    if not options.kv_type and shares.kv_type != "f16":
+    if works and not options.kv_type and shares.kv_type != "f16":
         found.append(
             f"keys and values as {shares.kv_type}, or too little is left for experts; "
             "this changes answers slightly"
