@@ -24,6 +24,8 @@ _source = click.option(
 
 _name = click.option("--to", metavar="NAME", help="Which port, when several are in progress.")
 
+_file = click.Path(path_type=Path, dir_okay=False)
+
 
 @click.group()
 def port() -> None:
@@ -37,7 +39,7 @@ def port() -> None:
 @click.option("--build", is_flag=True, help="Also compile the result and run the gates.")
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 @click.option("--annotate", is_flag=True, help="GitHub Actions annotations on stdout.")
-@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="JUnit XML file.")
+@click.option("--junit", type=_file, help="JUnit XML file.")
 def check(
     to: str,
     pin: str | None,
@@ -69,6 +71,55 @@ def check(
             evidence=report.problems[:1],
             hint=f"swapmoe port start --to {to}",
         )
+
+
+@port.command()
+@click.option("--from", "first", metavar="bNNNN", help="First build (default: the pin).")
+@click.option("--to", "last", default="latest", metavar="bNNNN|latest", help="Last build.")
+@_pin
+@_source
+@click.option("--step", default=1, type=click.IntRange(1), help="Every N-th build, then bisect.")
+@click.option("--all", "every", is_flag=True, help="Every build (the same as --step 1).")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@click.option("--csv", type=_file, help="Also write one line for each build and hook.")
+@click.option("--html", type=_file, help="Also write a page with a cell for each.")
+@click.option("--markdown", type=_file, help="Also write the page for docs, and ports.svg.")
+def matrix(
+    first: str | None,
+    last: str,
+    pin: str | None,
+    source: str,
+    step: int,
+    every: bool,
+    as_json: bool,
+    csv: Path | None,
+    html: Path | None,
+    markdown: Path | None,
+) -> None:
+    """Check many builds and say where each hook breaks first."""
+    from swapmoe import console, paths, pins, port_matrix, port_table
+
+    if every:
+        step = 1
+    chosen = pins.load(pin)
+    start = first or chosen.manifest.upstream.tag
+    found = port_matrix.run(chosen, start, last, source, step=step)
+    command = f"swapmoe port matrix --pin {chosen.tag} --from {start} --to {found.tags[-1]}"
+    command += f" --step {step}" * (step > 1)
+    if csv is not None:
+        paths.atomic_write_text(csv, port_table.to_csv(found))
+    if html is not None:
+        paths.atomic_write_text(html, port_table.to_html(found))
+    if markdown is not None:
+        command += f" --markdown {markdown}"
+        paths.atomic_write_text(markdown, port_table.to_markdown(found, command))
+        paths.atomic_write_text(markdown.with_suffix(".svg"), port_table.badge_svg(found))
+        console.note(f"for the README: {port_table.badge_markdown(markdown.parent.as_posix())}")
+    if as_json:
+        console.emit_json(port_matrix.to_json(found))
+        return
+    for line in port_table.lines(found):
+        console.out().print(line)
 
 
 @port.command()

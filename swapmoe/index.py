@@ -7,6 +7,7 @@ import re
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -148,10 +149,13 @@ def find_link(session: "PyPIClient", settings: IndexSettings, name: str) -> str:
     )
 
 
-def download(session: "PyPIClient", url: str, target: Path, sha256: str) -> None:
+def download(
+    session: "PyPIClient", url: str, target: Path, sha256: str, *, show: bool = True
+) -> None:
     """Download ``url`` to ``target``, going on where an earlier try ended.
 
-    The file appears under its name only when its hash is right. Raises UpstreamError.
+    The file appears under its name only when its hash is right; ``show`` draws a progress bar.
+    Raises UpstreamError.
     """
     import httpx2
 
@@ -160,7 +164,7 @@ def download(session: "PyPIClient", url: str, target: Path, sha256: str) -> None
     for attempt in range(ATTEMPTS):
         resumed = part.exists() and part.stat().st_size > 0
         try:
-            _fetch(session, url, part, target.name)
+            _fetch(session, url, part, target.name, show)
         except httpx2.HTTPError as error:
             failure = f"{type(error).__name__}: {error}"
             continue
@@ -184,7 +188,7 @@ def download(session: "PyPIClient", url: str, target: Path, sha256: str) -> None
     )
 
 
-def _fetch(session: "PyPIClient", url: str, part: Path, name: str) -> None:
+def _fetch(session: "PyPIClient", url: str, part: Path, name: str, show: bool) -> None:
     done = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
     with session.get_stream(url, headers=headers) as response:
@@ -197,7 +201,8 @@ def _fetch(session: "PyPIClient", url: str, part: Path, name: str) -> None:
         total = done + int(length) if length else None
         if (total or 0) > archive.MAX_BYTES:
             raise UpstreamError(f"refused: {name} has {total} bytes")
-        with part.open("ab" if done else "wb") as file, console.progress(name, total) as advance:
+        bar = console.progress(name, total) if show else nullcontext(lambda _done: None)
+        with part.open("ab" if done else "wb") as file, bar as advance:
             _copy(response.iter_raw(), file.write, advance, done)
 
 

@@ -66,9 +66,9 @@ def list_builds() -> tuple[Listed, ...]:
     return tuple(found[number] for number in sorted(found))
 
 
-def download(listed: Listed, folder: Path) -> Path:
+def download(listed: Listed, folder: Path, *, show: bool = True) -> Path:
     """Download one archive into ``folder``; its hash is checked. Raises UpstreamError."""
     target = folder / listed.name
     with index.open_session(index.read_settings()) as session:
-        index.download(session, listed.url, target, listed.sha256)
+        index.download(session, listed.url, target, listed.sha256, show=show)
     return target

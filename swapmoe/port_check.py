@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swapmoe import apply, port_build, port_hooks, port_pick, port_store, port_target
+from swapmoe import apply, port_build, port_equiv, port_hooks, port_pick, port_store, port_target
 from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin
 from swapmoe.port_pick import PinStep, Step
@@ -73,4 +73,15 @@ def compare(ready: Prepared, tag: str, target: Target) -> tuple[Report, list[Ste
     ]
     taken = repo.blobs(target.commit, [file.path for file in ready.series.overlay])
     problems = tuple(f"overlay file exists upstream now: {path}" for path in sorted(taken))
-    return Report(tag, target, tuple(hooks), problems), steps
+    here = port_equiv.found(repo, target.commit)
+    before = port_equiv.found(repo, ready.base)
+    notes = [
+        f"upstream has {item.name} now ({item.hooks}): {item.then}"
+        for item in here
+        if item not in before
+    ]
+    words = port_equiv.new_expert_words(repo, target.commit)
+    if words:
+        notes.append(f"upstream names expert tensors this tool does not know: {', '.join(words)}")
+    names = tuple(item.name for item in here)
+    return Report(tag, target, tuple(hooks), problems, names, tuple(notes)), steps

@@ -1,5 +1,6 @@
 """What a port check found, for people, for CI and for programs."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,12 +16,17 @@ _WIDTH = 80
 
 @dataclass(frozen=True)
 class Report:
-    """All verdicts. ``problems`` concern the target as a whole."""
+    """All verdicts. ``problems`` concern the target as a whole, ``notes`` need no action.
+
+    ``equivalents`` names what upstream has by now that may replace hooks.
+    """
 
     pin: str
     target: Target
     hooks: tuple[Hook, ...]
     problems: tuple[str, ...] = ()
+    equivalents: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -47,6 +53,8 @@ def to_json(report: Report) -> dict[str, Any]:
         "clean": report.clean,
         "counts": report.counts,
         "problems": list(report.problems),
+        "equivalents": list(report.equivalents),
+        "notes": list(report.notes),
         "hooks": [asdict(hook) for hook in report.hooks],
     }
 
@@ -57,6 +65,8 @@ def lines(report: Report) -> Iterator[str]:
     yield f"{report.pin} -> {report.target.name}: {counts}"
     for problem in report.problems:
         yield f"  {problem}"
+    for note in report.notes:
+        yield from textwrap.wrap(note, _WIDTH, initial_indent="  note: ", subsequent_indent="    ")
     patch = ""
     for hook in report.hooks:
         if hook.verdict == "unchanged":

@@ -6,7 +6,7 @@ up, and in other languages, the last line that starts in the first column counts
 
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _COMMAND = re.compile(r"\s*([A-Za-z_]\w*)\s*\(\s*([^\s()]*)")
 _HEADER = re.compile(r"[A-Za-z_$].*")
 
 
-@cache
+@lru_cache(maxsize=256)
 def scopes(path: str, data: bytes) -> tuple[str, ...]:
     """The scope of each line of a file, from the outside in, joined with ``::``."""
     lines = data.split(b"\n")

@@ -3,7 +3,9 @@
 Checks happen on its objects, without work trees; nobody's checkout is ever touched.
 """
 
+import hashlib
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,8 @@ _SETTINGS = (
     "merge.directoryRenames=false",
     "merge.renames=true",
 )
+
+_fetching = threading.Lock()
 
 Entry = tuple[str, str, bytes]
 """Path, git file mode, content."""
@@ -74,25 +78,46 @@ def fetch(repo: GitRepo, url: str, wanted: str, ref: str) -> str:
 
     Raises UpstreamError when ``url`` is not reachable or has no such commit.
     """
-    repo.run("fetch", "--quiet", "--depth=1", "--no-tags", "--force", "--", url, f"{wanted}:{ref}")
+    # two at once would fight over the list of shallow commits
+    with _fetching:
+        options = ("--quiet", "--depth=1", "--no-tags", "--force")
+        repo.run("fetch", *options, "--", url, f"{wanted}:{ref}")
     commit = repo.rev(f"{ref}^{{commit}}")
     assert commit is not None
     return commit
 
 
 def add_files(repo: GitRepo, ref: str, entries: Iterable[Entry], message: str) -> str:
-    """Commit files under ``ref``, without a parent; the same files give the same commit."""
+    """Commit files under ``ref``, without a parent; the same files give the same commit.
+
+    Contents that the store has already are named by their id: builds share most of them.
+    """
     who = f"{gitrepo.IDENTITY} <{gitrepo.EMAIL}> {gitrepo.FIXED_DATE}"
     text = message.encode()
+    known = _blobs(repo)
     stream = [f"commit {ref}\nauthor {who}\ncommitter {who}\ndata {len(text)}\n".encode(), text]
     for path, mode, data in entries:
         name = path.encode("utf-8", "surrogateescape")
-        stream += [b"\nM %s inline %s\ndata %d\n" % (mode.encode(), name, len(data)), data]
+        blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+        if blob in known:
+            stream.append(f"\nM {mode} {blob} ".encode() + name)
+        else:
+            stream += [b"\nM %s inline %s\ndata %d\n" % (mode.encode(), name, len(data)), data]
     repo.run("update-ref", "-d", ref)
-    repo.run("fast-import", "--quiet", "--force", stdin=b"".join(stream))
+    repo.run("fast-import", "--quiet", "--force", stdin=b"".join(stream) + b"\n")
     commit = repo.rev(ref)
     assert commit is not None
     return commit
+
+
+def _blobs(repo: GitRepo) -> frozenset[str]:
+    listed = repo.run(
+        "cat-file",
+        "--batch-all-objects",
+        "--unordered",
+        "--batch-check=%(objectname) %(objecttype)",
+    ).text
+    return frozenset(line[:40] for line in listed.splitlines() if line.endswith(" blob"))
 
 
 def add_archive(repo: GitRepo, name: str, file: Path) -> str:

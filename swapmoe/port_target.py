@@ -78,6 +78,18 @@ def find(repo: GitRepo, to: str, source: str, project: str) -> Target:
     )
 
 
+def url_of(source: str, project: str) -> str:
+    """Where git fetches from. Raises UsageError when ``source`` is not a folder."""
+    if source in ("auto", "git"):
+        return f"https://github.com/{project}"
+    path = Path(source).expanduser().absolute()
+    if not path.is_dir():
+        raise UsageError(
+            f"not a clone: {path}", hint="--source git, archive or the path of a clone"
+        )
+    return path.as_uri()
+
+
 def newest_tag(listed: str) -> str:
     """The highest build tag in the output of ``git ls-remote``. Raises UpstreamError."""
     numbers = [int(number) for number in re.findall(r"(?m)\trefs/tags/b([0-9]+)$", listed)]
@@ -86,13 +98,13 @@ def newest_tag(listed: str) -> str:
     return f"b{max(numbers)}"
 
 
-def add_listed(repo: GitRepo, listed: index_builds.Listed) -> Target:
+def add_listed(repo: GitRepo, listed: index_builds.Listed, *, show: bool = True) -> Target:
     """A build of the package index, in the store; the archive itself is not kept."""
     ref = port_store.ref_of(f"index-{listed.tag}")
     commit = repo.rev(ref)
     if commit is None:
         with tempfile.TemporaryDirectory(prefix="swapmoe-port-") as folder:
-            file = index_builds.download(listed, Path(folder))
+            file = index_builds.download(listed, Path(folder), show=show)
             commit = port_store.add_archive(repo, f"index-{listed.tag}", file)
     return Target(
         listed.tag, commit, "package index", archive=listed.name, archive_sha256=listed.sha256
@@ -134,12 +146,7 @@ def _listed(to: str) -> index_builds.Listed:
 
 
 def _from_git(repo: GitRepo, to: str, source: str, project: str) -> Target:
-    url = f"https://github.com/{project}"
-    if source not in ("auto", "git"):
-        path = Path(source).expanduser().absolute()
-        if not path.is_dir():
-            raise UsageError(f"not a clone: {path}", evidence=[f"needed to look up {to}"])
-        url = path.as_uri()
+    url = url_of(source, project)
     if to == LATEST:
         listed = repo.run("ls-remote", "--tags", "--", url, timeout=_PROBE_SECONDS)
         to = newest_tag(listed.text)
