@@ -3,15 +3,21 @@
 import contextlib
 import http.client
 import json
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
+from swapmoe import limits
+from swapmoe.errors import LaunchError
 from swapmoe.supervise import GRACE_SECONDS
 from tests.support.models import make_tiny
 from tests.support.server import serving
@@ -64,7 +70,7 @@ def test_a_signal_ends_an_idle_server(tmp_path: Path, number: signal.Signals) ->
         assert not child.is_running()
 
 
-@pytest.mark.parametrize(("signals", "code"), [(1, 143), (2, 1)])
+@pytest.mark.parametrize(("signals", "code"), [(1, 143), (2, 143)])
 def test_a_signal_in_the_middle_of_a_request(tmp_path: Path, signals: int, code: int) -> None:
     """llama-server alone would never end after one signal: the launcher ends it."""
     with serving(make_tiny(tmp_path), tmp_path / "log") as server:
@@ -88,14 +94,80 @@ def _ignore(ask: Callable[..., object], *args: object) -> None:
         ask(*args)
 
 
-def test_a_second_server_on_the_port_fails_and_harms_nobody(tmp_path: Path) -> None:
+def test_a_second_server_on_the_port_is_refused_and_harms_nobody(tmp_path: Path) -> None:
     model = make_tiny(tmp_path)
     with serving(model, tmp_path / "log") as server:
         argv = ("--host", "127.0.0.1", "--port", str(server.port))
         with (
-            pytest.raises(AssertionError, match="the server ended"),
+            pytest.raises(AssertionError, match=r"in use\n  by process \d+ \(llama-server\)"),
             serving(model, tmp_path / "second", *argv),
         ):
             pass
         assert psutil.pid_exists(server.child.pid)
         assert server.complete("Hello", 4)["tokens_predicted"] == 4
+
+
+def test_no_server_outlives_a_wrapper_that_is_killed(tmp_path: Path) -> None:
+    with serving(make_tiny(tmp_path), tmp_path / "log") as server:
+        child = server.child
+        server.wrapper.kill()
+        server.wrapper.wait()
+        psutil.wait_procs([child], timeout=QUICKLY)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_chosen_port_and_a_memory_limit(tmp_path: Path) -> None:
+    """The last --port counts, so the client has to find the one that was chosen."""
+    log = tmp_path / "log"
+    try:
+        limits.choose(256 << 20)
+        limit: tuple[str, ...] = ("--memory-limit", "256M")
+    except LaunchError:
+        limit = ()
+    command = [sys.executable, "-m", "swapmoe", "serve", "-m", str(make_tiny(tmp_path))]
+    with log.open("wb") as output:
+        wrapper = subprocess.Popen(
+            [*command, "--port", "0", *limit], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while not (
+            found := re.search(r"ready after \d+ s: (http://127\.0\.0\.1:\d+)\n", log.read_text())
+        ):
+            assert wrapper.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        with urllib.request.urlopen(f"{found[1]}/health", timeout=10) as answer:
+            assert answer.status == 200
+        if limit:
+            (child,) = psutil.Process(wrapper.pid).children()
+            assert "swapmoe-" in Path(f"/proc/{child.pid}/cgroup").read_text() or _in_scope(child)
+        wrapper.terminate()
+        assert wrapper.wait(30) == 0
+    finally:
+        wrapper.kill()
+        wrapper.wait()
+
+
+def _in_scope(child: psutil.Process) -> bool:
+    return ".scope" in Path(f"/proc/{child.pid}/cgroup").read_text()
+
+
+def test_a_program_that_needs_more_than_its_limit_is_explained(tmp_path: Path) -> None:
+    try:
+        limit = limits.choose(16 << 20)
+    except LaunchError:
+        pytest.skip("memory cannot be limited here")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "swapmoe", "run", "-m", str(make_tiny(tmp_path)), "-p", "hi"),
+            *("-n", "4", "--memory-limit", "16M", "--ctx", "65536"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 137
+    if not limit.scope:
+        assert "needed more memory than its limit of 16,777,216 bytes" in done.stderr
+    assert not list(Path("/sys/fs/cgroup").glob("**/swapmoe-*"))

@@ -73,6 +73,7 @@ def help_text(options: Iterable[str]) -> str:
     blocks += ["-np,   --parallel N    slots", "--override-kv KEY=TYPE:VALUE,...    keys"]
     blocks += ["-md,   --model-draft FNAME    draft", "--spec-type TYPE    kind"]
     blocks += ["--temp N    heat", "-a,    --alias STRING    name", "--list-devices    devices"]
+    blocks += ["--reuse-port    sharing"]
     blocks += ["--lora FNAME    adapter", "--lora-scaled FNAME:SCALE,...    adapter"]
     blocks += [f"--filler-{n} N{'':25}(default: {n})\n{'':40}(env: LLAMA_ARG_X)" for n in range(20)]
     return "\n".join(blocks)

@@ -1,25 +1,23 @@
 """`swapmoe serve` against a fake llama-server."""
 
 import json
-import os
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from swapmoe import health, readiness
+from swapmoe import health, limits, readiness
 from swapmoe.cli import main
+from swapmoe.errors import LaunchError
 from swapmoe.health import Endpoint
+from swapmoe.ports import check_free
 from swapmoe.receipts import Receipt
 from tests.support.building import Workshop
+from tests.support.fake_server import serving
 
 SERVER = "llama-server"
 
@@ -138,32 +136,6 @@ def test_a_loading_server_is_waited_for(
         assert wrapper.wait(20) == 128 + signal.SIGTERM
 
 
-@contextmanager
-def serving(
-    shop: Workshop, model: Path, port: int, *argv: str
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """The command in a process of its own; its fake server has written its first line."""
-    script = shop.root / "wrapper.py"
-    script.write_text(
-        "import sys; from pathlib import Path; from swapmoe import pins, readiness, supervise;"
-        "from swapmoe.cli import main; from tests.support.building import make_pin;"
-        f"pins.load = lambda _=None: make_pin(Path('.'), {shop.tree_id!r});"
-        "readiness.GRACE_SECONDS = 0.3; supervise.GRACE_SECONDS = 1.0;"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, script, "serve", "-m", model, "--port", str(port), *argv]
-    wrapper = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert wrapper.stdout is not None
-    with wrapper.stdout:
-        try:
-            assert wrapper.stdout.readline() == b"hello\n"
-            yield wrapper
-        finally:
-            wrapper.kill()
-            wrapper.wait()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_reach_the_server_and_it_is_reaped(
     shop: Workshop, built: Receipt, model: Path, port: int, number: signal.Signals
@@ -194,6 +166,99 @@ def test_a_server_killed_from_outside(
     with serving(shop, model, port) as wrapper:
         psutil.Process(wrapper.pid).children()[0].kill()
         assert wrapper.wait(20) == 137
+
+
+CYCLES = {
+    "idle": {"health": 200},
+    "loading": {"health": 503},
+    "unwell": {"health": 500},
+    "silent": {},
+    "deaf": {"health": 200, "deaf": True},
+    "talkative": {"health": 200, "chatter": True},
+    "dying": {"forever": False, "exit": 3},
+}
+"""Servers of all kinds -> their knobs."""
+
+
+@pytest.mark.parametrize(
+    "rounds", [1, pytest.param(29, marks=[pytest.mark.full, pytest.mark.timeout(1800)])]
+)
+def test_start_and_stop_leave_nothing_behind(
+    shop: Workshop, built: Receipt, model: Path, port: int, rounds: int
+) -> None:
+    """Seven kinds of servers: 203 cycles in the full tests."""
+    for number in range(rounds):
+        for kind, knobs in CYCLES.items():
+            shop.tools.set(health=0, deaf=False, chatter=False, forever=True)
+            shop.tools.set(**knobs)
+            with serving(shop, model, port) as wrapper:
+                if kind == "dying":
+                    assert wrapper.wait(20) == 3
+                else:
+                    wrapper.terminate()
+                    assert wrapper.wait(20) == 128 + signal.SIGTERM, (number, kind)
+    check_free(Endpoint("127.0.0.1", port))
+    assert not list((shop.root / "tmp").iterdir())
+    assert not [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(shop.root) in word for word in process.info["cmdline"] or ())
+    ]
+
+
+def test_a_port_in_use_is_refused_before_the_start(
+    shop: Workshop, built: Receipt, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        argv = ["serve", "-m", str(model), "--port", str(taken.getsockname()[1])]
+        assert main(argv) == 10
+        assert main([*argv, "--", "--reuse-port"]) == 0  # the fake ends at once
+    assert "in use" in capsys.readouterr().err
+    assert [call != ["--help"] for call in shop.tools.calls(SERVER)].count(True) == 1
+
+
+def test_a_port_is_chosen(
+    shop: Workshop, built: Receipt, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "-m", str(model), "--port", "0", "--dry-run", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    chosen = data["argv"][data["argv"].index("--port") + 1]
+    assert int(chosen) > 0
+    assert data["url"] == f"http://127.0.0.1:{chosen}"
+
+
+def test_a_start_timeout_ends_the_server(
+    shop: Workshop, built: Receipt, model: Path, port: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.tools.set(forever=True, health=503)
+    argv = ["serve", "-m", str(model), "--port", str(port), "--start-timeout", "1"]
+    assert main(argv) == 10
+    assert "not ready after 1 seconds" in capsys.readouterr().err
+    check_free(Endpoint("127.0.0.1", port))
+
+
+def test_the_memory_limit_is_stated_or_refused_before_the_start(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(limits, "choose", lambda size: limits.Limit(size, ("scope", "--")))
+    argv = ["serve", "-m", str(model), "--memory-limit", "2G"]
+    assert main([*argv, "--dry-run", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["memory_limit"] == {"bytes": 2 << 30, "by": "a systemd scope"}
+    assert data["command"].startswith("scope -- ")
+
+    def refuse(_size: int) -> limits.Limit:
+        raise LaunchError("memory cannot be limited here")
+
+    monkeypatch.setattr(limits, "choose", refuse)
+    assert main(argv) == 10
+    assert all(call == ["--help"] for call in shop.tools.calls(SERVER))
 
 
 def test_health_of_what_is_not_there(tmp_path: Path, port: int) -> None:
