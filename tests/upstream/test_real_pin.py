@@ -1,12 +1,11 @@
-"""The shipped series on the real llama.cpp source; needs SWAPMOE_UPSTREAM=PATH."""
+"""Each shipped series on the real llama.cpp source; needs SWAPMOE_UPSTREAM=auto|PATH."""
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from swapmoe import apply, lint, pins, tree, upstream
+from swapmoe import apply, lint, pins, port_prove, tree, upstream
 from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin
 
@@ -18,16 +17,18 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pin() -> Pin:
-    return pins.load()
+@pytest.fixture(scope="module", params=pins.known_tags())
+def pin(request: pytest.FixtureRequest) -> Pin:
+    return pins.load(request.param)
 
 
 @pytest.fixture(scope="module")
 def checkout(pin: Pin, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of the pin; SWAPMOE_UPSTREAM is a source of the default pin only."""
+    source = str(SOURCE) if pin.tag == pins.default_tag() else "auto"
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SWAPMOE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        return upstream.ensure_source(pin, str(SOURCE))
+        return upstream.ensure_source(pin, source)
 
 
 def test_source_is_the_recorded_one(pin: Pin, checkout: Path) -> None:
@@ -43,17 +44,8 @@ def test_series_passes_every_rule_within_the_budget(pin: Pin, checkout: Path) ->
     assert report.removed == 0
 
 
-def test_export_applies_with_plain_git_and_gives_the_recorded_tree(
-    pin: Pin, checkout: Path, tmp_path: Path
-) -> None:
-    file = tmp_path / "all.patch"
-    file.write_bytes(apply.export(pin, GitRepo(checkout), tree.PRISTINE_REF))
-    plain = tmp_path / "plain"
-    GitRepo(checkout).run("worktree", "add", "--quiet", "--detach", plain, tree.PRISTINE_REF)
-    subprocess.run(["git", "apply", "--index", str(file)], cwd=plain, check=True)
-    written = subprocess.run(["git", "write-tree"], cwd=plain, check=True, capture_output=True)
-    GitRepo(checkout).run("worktree", "remove", "--force", plain)
-    assert written.stdout.decode().strip() == pin.manifest.series.tree
+def test_git_am_and_git_apply_give_the_recorded_tree(pin: Pin, checkout: Path) -> None:
+    port_prove.prove(pin, GitRepo(checkout), tree.PRISTINE_REF)
 
 
 def test_apply_verify_and_one_changed_byte(pin: Pin, checkout: Path) -> None:
