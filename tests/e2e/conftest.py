@@ -11,6 +11,7 @@ import pytest
 from swapmoe import build, paths, pins, receipts
 from swapmoe.baseline import build_unpatched
 from swapmoe.receipts import Receipt
+from tests.support.archs import Saved, save_upstream_models
 from tests.support.llama import Llama
 
 BUILD_SECONDS = 5400
@@ -64,6 +65,13 @@ def base(request: pytest.FixtureRequest) -> Llama:
     if ready:
         return Llama(Path(ready))
     return Llama(build_unpatched(pins.load(), request.getfixturevalue("receipt")))
+
+
+@pytest.fixture(scope="session")
+def saved(patched: Llama, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """The models that upstream's program writes."""
+    folder = tmp_path_factory.mktemp("upstream") / "models"
+    return save_upstream_models(patched.bin_dir / UPSTREAM_TEST, folder)
 
 
 @pytest.fixture

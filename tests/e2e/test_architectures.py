@@ -24,7 +24,6 @@ from tests.support.archs import (
     Saved,
     compare,
     page,
-    save_upstream_models,
 )
 from tests.support.llama import Llama
 from tests.support.logits import LogitsProgram, compile_against, compile_logits
@@ -52,13 +51,6 @@ def base_logits(base: Llama, tmp_path_factory: pytest.TempPathFactory) -> Logits
 def patched_logits(patched: Llama, tmp_path_factory: pytest.TempPathFactory) -> LogitsProgram:
     """The program that writes logits, patched."""
     return compile_logits(patched.bin_dir, tmp_path_factory.mktemp("logits") / "patched")
-
-
-@pytest.fixture(scope="session")
-def saved(patched: Llama, tmp_path_factory: pytest.TempPathFactory) -> Saved:
-    """The models that upstream's program writes."""
-    folder = tmp_path_factory.mktemp("upstream") / "models"
-    return save_upstream_models(patched.bin_dir / "test-llama-archs", folder)
 
 
 @pytest.fixture(scope="session")
