@@ -11,16 +11,21 @@ from tests.support.llama import Llama, statistics, streaming
 from tests.support.models import make_tiny, tiny_spec
 
 UNIT_TEST = "test-expert-stream"
+DIRECT_TEST = "test-expert-direct"
 PROGRAMS = ("llama-cli", "llama-server", "llama-completion", "llama-perplexity", "llama-bench")
 
 
-def unit_test(patched: Llama, work: Path, *models: Path) -> str:
+def unit_test(patched: Llama, work: Path, *models: Path, program: str = UNIT_TEST) -> str:
     """Run the C++ tests in a folder on a real disk; return what they print."""
-    return capture([patched.bin_dir / UNIT_TEST, *models], cwd=work, timeout=600).stdout
+    return capture([patched.bin_dir / program, *models], cwd=work, timeout=600).stdout
 
 
 def test_unit_tests_pass(patched: Llama, tmp_path: Path) -> None:
     assert "all tests passed" in unit_test(patched, tmp_path)
+
+
+def test_unit_tests_of_direct_pass(patched: Llama, tmp_path: Path) -> None:
+    assert "all tests passed" in unit_test(patched, tmp_path, program=DIRECT_TEST)
 
 
 def test_two_models_in_one_process(patched: Llama, tmp_path: Path) -> None:

@@ -266,6 +266,7 @@ bool llama_expert_direct::reserve(uint32_t id, uint32_t max_missed) {
     }
     (*arena)[slot].slice = id;
     s.slot      = slot;
+    s.n_done    = 0;
     s.is_missed = true;
     c.n_missed++;
     load(id);
@@ -288,12 +289,14 @@ void llama_expert_direct::forget(uint32_t slot) {
     (*arena)[slot].slice = LLAMA_EXPERT_NONE;
 }
 
-// for a thread that has nothing to compute with: makes a slot of what is needed later free
+// For a thread that has nothing to compute with: makes a slot of what no thread has come to yet free. What one is
+// through with stays until all are, or the last to come would wait for a slot that the first holds at the barrier.
 bool llama_expert_direct::steal(uint32_t slot_class) {
     uint32_t best = LLAMA_EXPERT_NONE;
     for (uint32_t i = 0; i < arena->n_slots(); i++) {
         const auto & slot = (*arena)[i];
-        if (slot.slot_class != slot_class || slot.is_listed || slot.slice == LLAMA_EXPERT_NONE || states[i].is_loading || states[i].n_held > 0) {
+        if (slot.slot_class != slot_class || slot.is_listed || slot.slice == LLAMA_EXPERT_NONE ||
+                states[i].is_loading || states[i].n_held > 0 || all[slot.slice].n_done > 0) {
             continue;
         }
         best = i;
@@ -452,6 +455,11 @@ const char * llama_expert_direct::get(uint32_t id, int ith, int nth) {
     release(ith, nth);
 
     auto & s = all[id];
+    if (!s.is_needed) { // nobody announced it
+        s.is_needed = true;
+        s.n_done    = 0;
+        current.push_back(id);
+    }
     while (pass_error.empty()) {
         if (s.slot == LLAMA_EXPERT_NONE && !reserve(id, UINT32_MAX)) {
             if (!steal(s.slot_class)) {

@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
@@ -53,7 +54,7 @@ static void test_names() {
 
 static void test_modes() {
     llama_expert_io io = LLAMA_EXPERT_IO_AUTO;
-    for (const auto mode : { LLAMA_EXPERT_IO_AUTO, LLAMA_EXPERT_IO_MMAP, LLAMA_EXPERT_IO_FAULT }) {
+    for (const auto mode : { LLAMA_EXPERT_IO_AUTO, LLAMA_EXPERT_IO_MMAP, LLAMA_EXPERT_IO_FAULT, LLAMA_EXPERT_IO_DIRECT }) {
         CHECK(llama_expert_io_from_str(llama_expert_io_name(mode), &io) && io == mode);
     }
     CHECK(!llama_expert_io_from_str("", &io) && !llama_expert_io_from_str("MMAP", &io) && io == LLAMA_EXPERT_IO_FAULT);
@@ -133,7 +134,7 @@ struct test_layer {
     }
 
     void add_to(llama_expert_stream & stream) const {
-        for (const auto * t : { gate, up, down }) {
+        for (auto * t : { gate, up, down }) {
             stream.add_tensor(t, -1, 0);
         }
     }
@@ -178,10 +179,10 @@ static void test_observer() {
     test_layer l0(0, n_expert, n_ff, data.data());
     test_layer l1(1, n_expert, n_ff, data.data() + data.size()/2);
 
-    llama_expert_stream stream(stream_params(LLAMA_EXPERT_IO_FAULT));
+    llama_expert_stream stream(stream_params(LLAMA_EXPERT_IO_FAULT), 2);
     l0.add_to(stream);
     l1.add_to(stream);
-    stream.start();
+    stream.start(0);
     CHECK(stream.stats().n_slices == 2*3*8);
 
     llama_expert_context context(stream);
@@ -241,9 +242,9 @@ static void test_limits() {
     params.keep_recent = 3;
     for (const uint64_t cache_size : { (uint64_t) 0, (uint64_t) (2*unit) }) {
         params.cache_size = cache_size;
-        llama_expert_stream stream(params);
+        llama_expert_stream stream(params, 2);
         l.add_to(stream);
-        stream.start();
+        stream.start(0);
         llama_expert_context context(stream);
 
         context.begin_pass(nullptr, 1);
@@ -272,9 +273,9 @@ static void test_fixation() {
 
     auto params = stream_params(LLAMA_EXPERT_IO_FAULT);
     params.fixation = 4;
-    llama_expert_stream stream(params);
+    llama_expert_stream stream(params, 2);
     l.add_to(stream);
-    stream.start();
+    stream.start(0);
 
     llama_expert_context context(stream);
     llama_expert_context other(stream);
@@ -364,11 +365,11 @@ static void test_prefetch() {
     params.prefetch   = true;
     params.cache_size = 2*3*n_used*unit;
     params.fixation   = 2;
-    llama_expert_stream stream(params);
+    llama_expert_stream stream(params, 2);
     stream.add_tensor(token_experts, -1, 0);
     l0.add_to(stream);
     l1.add_to(stream);
-    stream.start();
+    stream.start(0);
     llama_expert_context context(stream);
 
     const std::vector<float> scores[] = { // what the table says for the tokens 1, 2
@@ -466,11 +467,11 @@ static void test_hints_read_exactly_the_slices(size_t n_ff) {
     test_layer l(0, n_expert, n_ff, addr + base);
     auto params = stream_params(LLAMA_EXPERT_IO_MMAP);
     params.cache_size = 3*slice_size;
-    llama_expert_stream stream(params);
-    for (const auto * t : { l.gate, l.up, l.down }) {
+    llama_expert_stream stream(params, 2);
+    for (auto * t : { l.gate, l.up, l.down }) {
         stream.add_tensor(t, fd, (const uint8_t *) t->data - addr);
     }
-    stream.start();
+    stream.start(0);
     llama_expert_context context(stream);
 
     std::vector<int32_t> expected;
@@ -551,7 +552,7 @@ static llama_model_ptr load(const char * path, const llama_expert_stream_params 
 
 static llama_context_ptr make_context(llama_model * model) {
     auto params = llama_context_default_params();
-    params.n_ctx           = 128;
+    params.n_ctx           = 320;
     params.n_threads       = 2;
     params.n_threads_batch = 2;
     return llama_context_ptr(llama_init_from_model(model, params));
@@ -577,11 +578,24 @@ static std::vector<llama_token> generate(const llama_model * model, llama_contex
     return result;
 }
 
-static void test_two_models(const char * path_a, const char * path_b) {
+// the smallest cache size of direct mode: a slot for each size of slice
+static uint64_t direct_floor(const char * path) {
+    auto model = load(path, nullptr);
+    CHECK(model);
+    std::set<uint64_t> slots;
+    for (const auto & [name, tensor] : model->tensors_by_name) {
+        if (llama_expert_tensor_layer(name.c_str()) >= 0) {
+            const uint64_t n = ggml_nbytes(tensor)/tensor->ne[2] + LLAMA_EXPERT_DIRECT_ALIGN - 1;
+            slots.insert((n + LLAMA_EXPERT_DIRECT_ALIGN - 1)/LLAMA_EXPERT_DIRECT_ALIGN*LLAMA_EXPERT_DIRECT_ALIGN);
+        }
+    }
+    return std::accumulate(slots.begin(), slots.end(), (uint64_t) 0);
+}
+
+// each with the other's kind of streaming beside it; n tokens are generated
+static void test_two_models(
+        const char * path_a, const char * path_b, const llama_expert_stream_params & params_a, const llama_expert_stream_params & params_b, int n) {
     const std::vector<llama_token> tokens = { 1, 2, 3, 5, 7, 11, 13, 17 };
-    auto mmap = stream_params(LLAMA_EXPERT_IO_MMAP);
-    mmap.prefetch = true;
-    const auto fault = stream_params(LLAMA_EXPERT_IO_FAULT);
 
     std::vector<float> plain_a;
     std::vector<float> plain_b;
@@ -592,14 +606,14 @@ static void test_two_models(const char * path_a, const char * path_b) {
         CHECK(a && b);
         plain_a = decode(a.get(), make_context(a.get()).get(), tokens);
         plain_b = decode(b.get(), make_context(b.get()).get(), tokens);
-        answer_a = generate(a.get(), make_context(a.get()).get(), tokens, 64);
+        answer_a = generate(a.get(), make_context(a.get()).get(), tokens, n);
 
         llama_expert_stream_stats stats;
         CHECK(!llama_expert_stream_get_stats(a.get(), &stats));
     }
 
-    auto a = load(path_a, &mmap);
-    auto b = load(path_b, &fault);
+    auto a = load(path_a, &params_a);
+    auto b = load(path_b, &params_b);
     CHECK(a && b);
     auto ctx_a  = make_context(a.get());
     auto ctx_a2 = make_context(a.get());
@@ -622,13 +636,20 @@ static void test_two_models(const char * path_a, const char * path_b) {
     CHECK(llama_expert_stream_get_stats(a.get(), &stats_a));
     CHECK(llama_expert_stream_get_stats(b.get(), &stats_b));
     CHECK(stats_a.n_passes == 8 && stats_b.n_passes == 4);
-    CHECK(stats_a.n_hinted >= stats_a.n_routed && stats_a.n_routed > 0);
-    CHECK(stats_b.n_hinted == 0                && stats_b.n_routed > 0);
+    CHECK(stats_a.n_routed > 0 && stats_b.n_routed > 0);
+    CHECK(stats_a.n_hits + stats_a.n_misses == stats_a.n_routed);
+    if (params_a.io == LLAMA_EXPERT_IO_MMAP) {
+        CHECK(stats_a.n_hinted >= stats_a.n_routed);
+    }
+    if (params_a.io == LLAMA_EXPERT_IO_DIRECT) {
+        CHECK(stats_a.budget <= params_a.cache_size && stats_a.resident_bytes <= stats_a.budget && stats_a.n_evicted > 0);
+    }
+    CHECK(stats_b.n_hinted == 0);
 
     llama_expert_stream_reset_stats(a.get());
-    CHECK(generate(a.get(), ctx_a.get(), tokens, 64) == answer_a);
+    CHECK(generate(a.get(), ctx_a.get(), tokens, n) == answer_a);
     CHECK(llama_expert_stream_get_stats(a.get(), &stats_a));
-    CHECK(stats_a.n_passes == 65);
+    CHECK(stats_a.n_passes == (uint64_t) n + 1);
 
     ctx_a.reset();
     ctx_a2.reset();
@@ -637,7 +658,7 @@ static void test_two_models(const char * path_a, const char * path_b) {
 
     // what cannot stream is refused
     auto params = llama_model_default_params();
-    params.expert_stream = &mmap;
+    params.expert_stream = &params_a;
     params.load_mode     = LLAMA_LOAD_MODE_NONE;
     CHECK(llama_model_load_from_file(path_a, params) == nullptr);
 }
@@ -703,7 +724,16 @@ int main(int argc, char ** argv) {
 #endif
     llama_backend_init();
     if (argc == 3) {
-        test_two_models(argv[1], argv[2]);
+        auto mmap = stream_params(LLAMA_EXPERT_IO_MMAP);
+        mmap.prefetch = true;
+        test_two_models(argv[1], argv[2], mmap, stream_params(LLAMA_EXPERT_IO_FAULT), 64);
+
+        auto direct = stream_params(LLAMA_EXPERT_IO_DIRECT);
+        const auto roomy = direct;
+        direct.cache_size = 8*direct_floor(argv[1]);
+        test_two_models(argv[1], argv[2], direct, roomy, 64);
+        direct.cache_size = direct_floor(argv[1]);
+        test_two_models(argv[1], argv[2], direct, roomy, 256);
     }
 #ifdef __linux__
     if (argc == 2) {
