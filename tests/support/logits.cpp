@@ -1,8 +1,8 @@
 // Writes the logits of fixed token ids, for comparing builds and modes bit by bit.
 //
-//   logits MODEL OUT [io=NAME] [cache=BYTES] [keep=N] [prefetch=1]
+//   logits MODEL OUT [threads=N] [ubatch=N] [io=NAME] [io-threads=N] [cache=BYTES] [keep=N] [prefetch=1]
 //
-// Compiled against the unpatched headers it takes no options. io=NAME turns streaming on.
+// Compiled against the unpatched headers it takes the first two options only. io=NAME turns streaming on.
 // OUT holds, as raw floats: for each ubatch size, the logits of every token of the prompt and of each
 // token decoded alone after it. The engine's statistics go to stderr with the log.
 
@@ -21,12 +21,11 @@
     #define HAS_STREAMING
 #endif
 
-static const int N_PROMPT  = 40;
-static const int N_SINGLE  = 4;
-static const int N_THREADS = 2;
-static const int N_CTX     = 256;
+static const int N_SINGLE = 4;
 
-static const std::vector<int> UBATCHES = { 1, 7, 33 };
+static int              n_prompt  = 40;
+static int              n_threads = 2;
+static std::vector<int> ubatches  = { 1, 7, 33 };
 
 [[noreturn]] static void fail(const std::string & what) {
     fprintf(stderr, "logits: %s\n", what.c_str());
@@ -43,6 +42,10 @@ static void set_option(llama_expert_stream_params & params, const std::string & 
         return;
     }
     const uint64_t number = std::stoull(value);
+    if (key == "io-threads") {
+        params.io_threads = (uint32_t) number;
+        return;
+    }
     if (key == "cache") {
         params.cache_size = number;
         return;
@@ -59,14 +62,28 @@ static void set_option(llama_expert_stream_params & params, const std::string & 
 }
 #endif
 
+// true when it was one of the options that do not concern streaming
+static bool set_shape(const std::string & key, const std::string & value) {
+    if (key == "threads") {
+        n_threads = std::stoi(value);
+        return true;
+    }
+    if (key == "ubatch") {
+        ubatches = { std::stoi(value) };
+        n_prompt = std::max(n_prompt, ubatches[0] + 5); // more than one batch
+        return true;
+    }
+    return false;
+}
+
 // decodes tokens in batches of at most n_ubatch, then the last few one by one
 static void decode(llama_model * model, const std::vector<llama_token> & tokens, int n_ubatch, std::ofstream & out) {
     llama_context_params params = llama_context_default_params();
-    params.n_ctx           = N_CTX;
+    params.n_ctx           = (n_prompt + N_SINGLE + 255)/256*256;
     params.n_batch         = n_ubatch;
     params.n_ubatch        = n_ubatch;
-    params.n_threads       = N_THREADS;
-    params.n_threads_batch = N_THREADS;
+    params.n_threads       = n_threads;
+    params.n_threads_batch = n_threads;
 
     llama_context * ctx = llama_init_from_model(model, params);
     if (ctx == nullptr) {
@@ -75,7 +92,7 @@ static void decode(llama_model * model, const std::vector<llama_token> & tokens,
     const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
 
     for (int pos = 0; pos < (int) tokens.size();) {
-        const int     n     = pos < N_PROMPT ? std::min(n_ubatch, N_PROMPT - pos) : 1;
+        const int     n     = pos < n_prompt ? std::min(n_ubatch, n_prompt - pos) : 1;
         llama_batch   batch = llama_batch_init(n, 0, 1);
         batch.n_tokens = n;
         for (int i = 0; i < n; i++) {
@@ -111,15 +128,18 @@ int main(int argc, char ** argv) {
     params.expert_stream = &stream;
 #endif
     for (int i = 3; i < argc; i++) {
-#ifdef HAS_STREAMING
         const std::string arg = argv[i];
         const size_t      eq  = arg.find('=');
         if (eq == std::string::npos) {
             fail("not option=value: " + arg);
         }
+        if (set_shape(arg.substr(0, eq), arg.substr(eq + 1))) {
+            continue;
+        }
+#ifdef HAS_STREAMING
         set_option(stream, arg.substr(0, eq), arg.substr(eq + 1));
 #else
-        fail("this build has no options");
+        fail("this build has no such option: " + arg);
 #endif
     }
     llama_model * model = llama_model_load_from_file(argv[1], params);
@@ -130,13 +150,13 @@ int main(int argc, char ** argv) {
     const uint32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model));
     std::vector<llama_token> tokens;
     uint32_t                 state = 1;
-    for (int i = 0; i < N_PROMPT + N_SINGLE; i++) {
+    for (int i = 0; i < n_prompt + N_SINGLE; i++) {
         state = state*1664525u + 1013904223u;
         tokens.push_back((state >> 8) % n_vocab);
     }
 
     std::ofstream out(argv[2], std::ios::binary);
-    for (const int n_ubatch : UBATCHES) {
+    for (const int n_ubatch : ubatches) {
         decode(model, tokens, n_ubatch, out);
     }
     llama_model_free(model);
