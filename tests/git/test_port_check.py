@@ -263,14 +263,16 @@ def test_the_users_clone_stays_as_it_is(mini: Mini, pin: Pin) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_shallow_clones(depth: int, mini: Mini, pin: Pin, tmp_path: Path) -> None:
+def test_shallow_clones_that_may_lack_the_pin(
+    depth: int, mini: Mini, pin: Pin, tmp_path: Path
+) -> None:
     commit = later(mini, CASES["renamed with lines added"][0])
     GitRepo(mini.clone).run("branch", "next", commit)
     shallow = tmp_path / "shallow"
     url = mini.clone.as_uri()
     clone = ["git", "clone", "-q", f"--depth={depth}", "--branch", "next", url, str(shallow)]
     subprocess.run(clone, check=True, capture_output=True)
-    for to, source in ((str(shallow), "auto"), (commit, str(shallow))):
+    for to, source in ((commit, str(shallow)), (str(shallow), "auto")):
         report = port_check.check(pin, to, source)
         assert verdicts(report.hooks)[OBSERVE] == "merged"
 
