@@ -19,7 +19,7 @@ from swapmoe.gguf_magic import bad_version, check_magic
 
 DEFAULT_ALIGNMENT = 32
 MAX_KEYS = 65_536
-MAX_TENSORS = 200_000
+MAX_TENSORS = 65_536
 MAX_DIMENSIONS = 4
 MAX_NAME_BYTES = 1_024
 MAX_KEY_BYTES = 65_536
