@@ -86,14 +86,16 @@ class Llama:
         argv = ("-m", model, "-p", prompt, "-n", str(n), *fixed, *flags)
         return self._run("llama-completion", *argv, check=check, env=env)
 
-    def session(self, model: Path, work: Path, *flags: str) -> Session:
+    def session(
+        self, model: Path, work: Path, *flags: str, env: Mapping[str, str] | None = None
+    ) -> Session:
         """Return what llama-completion leaves in its session file.
 
         Not its output: its logger drops what is still queued when the program ends.
         """
         saved = work / "session.bin"
         saved.unlink(missing_ok=True)
-        self.complete(model, *flags, "--prompt-cache", str(saved), "--prompt-cache-all")
+        self.complete(model, *flags, "--prompt-cache", str(saved), "--prompt-cache-all", env=env)
         data = saved.read_bytes()
         _magic, _version, count = struct.unpack_from("<3I", data)
         return Session(struct.unpack_from(f"<{count}i", data, 12), data[12 + 4 * count :])

@@ -108,7 +108,7 @@ def serving(
         )
     server = Server(wrapper, port, log)
     try:
-        _wait_until_ready(server)
+        wait_until_ready(server)
         yield server
     finally:
         if wrapper.poll() is None:
@@ -119,7 +119,8 @@ def serving(
                 child.kill()
 
 
-def _wait_until_ready(server: Server) -> None:
+def wait_until_ready(server: Server) -> None:
+    """Wait for the model; raises AssertionError when the server ends before, or takes too long."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if server.wrapper.poll() is not None:
