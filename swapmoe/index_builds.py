@@ -49,11 +49,11 @@ def list_builds() -> tuple[Listed, ...]:
         )
         try:
             for package in finder.find_all_packages(PACKAGE, allow_yanked=True):
-                digest = (package.link.hashes or {}).get("sha256")
+                digests = (package.link.hash_option or {}).get("sha256")
                 number = re.fullmatch(r"(\d+)\.0\.0", package.version or "")
-                if number and digest and package.link.filename.endswith(".tar.gz"):
+                if number and digests and package.link.filename.endswith(".tar.gz"):
                     link = package.link
-                    listed = Listed(f"b{number[1]}", link.filename, link.normalized, digest)
+                    listed = Listed(f"b{number[1]}", link.filename, link.normalized, digests[0])
                     found.setdefault(listed.number, listed)
         except httpx2.HTTPError as error:
             reason = f"{type(error).__name__}: {error}"

@@ -1,7 +1,8 @@
 """``port check``: the verdict on every hook for another llama.cpp; read-only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from swapmoe import apply, port_build, port_equiv, port_hooks, port_pick, port_store, port_target
 from swapmoe.gitrepo import GitRepo
@@ -37,6 +38,7 @@ def check(pin: Pin, to: str, source: str, *, build: bool = False) -> Report:
         target = port_target.find(store, to, source, pin.manifest.upstream.project)
         with store.scratch(keep_objects=build) as scratch:
             report, steps = compare(prepare(scratch, base, found), pin.tag, target)
+            report = replace(report, commits=_commits(pin, report))
             if not build or not can_build(report):
                 return report
             commit = port_build.commit_steps(scratch, steps, target)
@@ -47,6 +49,17 @@ def can_build(report: Report) -> bool:
     """Whether every hook has a place, seen or unseen by a person."""
     wanted = (*port_hooks.CLEAN, "merged", "upstreamed")
     return not report.problems and all(hook.verdict in wanted for hook in report.hooks)
+
+
+def _commits(pin: Pin, report: Report) -> tuple[str, ...]:
+    """Upstream's commits since the pin in the files of drifted hooks, where a clone has them."""
+    clone, target = Path(report.target.origin), report.target.upstream
+    files = sorted({hook.file for hook in report.drifted})
+    if target is None or not files or not clone.is_dir():
+        return ()
+    log = ("log", "--no-decorate", "--format=%h %s", f"{pin.commit}..{target}", "--", *files)
+    listed = GitRepo(clone).run(*log, check=False)
+    return tuple(listed.text.splitlines()) if listed.code == 0 else ()
 
 
 def prepare(repo: GitRepo, base: str, series: Series) -> Prepared:
@@ -83,5 +96,9 @@ def compare(ready: Prepared, tag: str, target: Target) -> tuple[Report, list[Ste
     words = port_equiv.new_expert_words(repo, target.commit)
     if words:
         notes.append(f"upstream names expert tensors this tool does not know: {', '.join(words)}")
+    patches = {step.pin.patch.name: step.pin.patch for step in steps}
+    for hook in hooks:
+        if port_hooks.unnamed(patches[hook.patch], hook):
+            notes.append(f"no Hook: trailer of {hook.patch} names {hook.file} {hook.function}")
     names = tuple(item.name for item in here)
     return Report(tag, target, tuple(hooks), problems, names, tuple(notes)), steps

@@ -1,5 +1,6 @@
 """The verdict on each hook: one hunk of a patch, its function at the pin and on the target."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -7,6 +8,7 @@ from typing import Literal
 from swapmoe.port_pick import Region, Step
 from swapmoe.port_scope import FILE_SCOPE
 from swapmoe.port_text import Line, Texts
+from swapmoe.series import Patch
 
 Verdict = Literal["unchanged", "offset", "merged", "conflict", "gone", "upstreamed", "broken"]
 VERDICTS: tuple[Verdict, ...] = (
@@ -59,6 +61,19 @@ def judge(texts: Texts, step: Step, path: str, place: str | None) -> list[Hook]:
             for hunk in hunks
         ]
     return _File(texts, step, path, place, hunks).verdicts()
+
+
+def unnamed(patch: Patch, hook: Hook) -> bool:
+    """Whether the function of a hook is in none of the patch's ``Hook:`` trailers."""
+    if hook.function == FILE_SCOPE:
+        return False
+    for value in patch.trailer("Hook"):
+        path, _, function = value.replace(": ", " ", 1).partition(" ")
+        last = re.escape(function.removesuffix("()").rsplit("::", 1)[-1].rsplit("(", 1)[-1])
+        named = re.search(rf"(?<!\w){last}(?!\w)", hook.function)
+        if path == hook.file and last and named:
+            return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from swapmoe.port_target import LATEST, Target
 JOBS = 2
 """Builds worked on, and so downloads, at once."""
 
-_VERSION = 1
+_VERSION = 2
 """Of the rules behind the verdicts: another one makes stored results void."""
 
 
@@ -228,7 +228,9 @@ def _load(file: Path, pin: str, target: Target) -> Report | None:
             Hook(**{**hook, "upstream": tuple(hook["upstream"]), "ours": tuple(hook["ours"])})
             for hook in data["hooks"]
         )
-        parts = {name: tuple(data[name]) for name in ("problems", "equivalents", "notes")}
+        parts = {
+            name: tuple(data[name]) for name in ("problems", "equivalents", "notes", "commits")
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return None
     assert set(data) == {field.name for field in fields(Report)}

@@ -12,13 +12,15 @@ from swapmoe.port_hooks import Hook
 from swapmoe.port_target import Target
 
 _WIDTH = 80
+_COMMITS = 20
 
 
 @dataclass(frozen=True)
 class Report:
     """All verdicts. ``problems`` concern the target as a whole, ``notes`` need no action.
 
-    ``equivalents`` names what upstream has by now that may replace hooks.
+    ``equivalents`` names what upstream has by now that may replace hooks; ``commits`` are
+    upstream's in the files of drifted hooks, known only where the target comes from a clone.
     """
 
     pin: str
@@ -27,6 +29,7 @@ class Report:
     problems: tuple[str, ...] = ()
     equivalents: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -55,6 +58,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "problems": list(report.problems),
         "equivalents": list(report.equivalents),
         "notes": list(report.notes),
+        "commits": list(report.commits),
         "hooks": [asdict(hook) for hook in report.hooks],
     }
 
@@ -75,6 +79,9 @@ def lines(report: Report) -> Iterator[str]:
             patch = hook.patch
             yield patch
         yield from _hook_lines(hook)
+    if report.commits:
+        yield f"upstream commits in these files: {len(report.commits)}"
+        yield from (_cut(f"  {commit}") for commit in report.commits[:_COMMITS])
 
 
 def _hook_lines(hook: Hook) -> Iterator[str]:

@@ -165,13 +165,14 @@ def _from_git(repo: GitRepo, to: str, source: str, project: str) -> Target:
         listed = repo.run("ls-remote", "--tags", "--", url, timeout=_PROBE_SECONDS)
         to = newest_tag(listed.text)
     tag = to if _TAG.fullmatch(to) else None
+    origin = url if url.startswith("https:") else source
     known = repo.rev(port_store.ref_of(f"git-{to}"))
     if known and not tag:
-        return Target(to[:12], known, url, upstream=known)
+        return Target(to[:12], known, origin, upstream=known)
     wanted = f"refs/tags/{tag}" if tag else to
     repo.run("ls-remote", "--", url, "HEAD", timeout=_PROBE_SECONDS)
     commit = port_store.fetch(repo, url, wanted, port_store.ref_of(f"git-{to}"))
-    return Target(tag or to[:12], commit, url, upstream=commit)
+    return Target(tag or to[:12], commit, origin, upstream=commit)
 
 
 def _from_path(repo: GitRepo, path: Path) -> Target:

