@@ -16,8 +16,16 @@ ENGINE_VERBOSITY = "4"
 LOG_OPTION = "--expert-log"
 LOG_VARIABLE = "LLAMA_ARG_EXPERT_LOG"
 """How a program is told to write the library's lines to a file as well, at any verbosity."""
-CHECKPOINTS = "2"
-"""Context checkpoints per slot: enough to go back one turn; hundreds of MiB each at worst."""
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What the plan decided: MiB for saved prompts, context checkpoints; None = the default."""
+
+    prompt_cache: int = 0
+    checkpoints: int = 2
+    ubatch: int | None = None
+    cache_type: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Launch:
     verbose: bool = False
     plain: bool = False
     serve: ServeSettings | None = None
+    sizing: Sizing = Sizing()
 
     @property
     def program(self) -> str:
@@ -78,6 +87,14 @@ def _never(_launch: Launch) -> Sequence[str] | None:
 def _setting(name: str) -> Render:
     def render(launch: Launch) -> Sequence[str] | None:
         value = getattr(launch.settings, name)
+        return None if value is None else [str(value)]
+
+    return render
+
+
+def _sizing(name: str) -> Render:
+    def render(launch: Launch) -> Sequence[str] | None:
+        value = getattr(launch.sizing, name)
         return None if value is None else [str(value)]
 
     return render
@@ -309,19 +326,43 @@ TABLE = (
         programs=(SERVER,),
     ),
     Row(
-        "streaming (no 8 GiB prompt cache)",
+        "plan (not 8 GiB of saved prompts)",
         "--cache-ram",
-        _constant("0"),
+        lambda launch: [str(launch.sizing.prompt_cache if launch.serve else 0)],
         _names("-cram"),
         _names("CACHE_RAM"),
         yields=True,
     ),
     Row(
-        "streaming (not 32 context checkpoints)",
+        "plan (not 32 context checkpoints)",
         "--ctx-checkpoints",
-        _constant(CHECKPOINTS),
+        _sizing("checkpoints"),
         _names("-ctxcp --swa-checkpoints"),
         _names("CTX_CHECKPOINTS"),
+        yields=True,
+    ),
+    Row(
+        "plan (tokens of a prompt that are computed at once)",
+        "--ubatch-size",
+        _sizing("ubatch"),
+        _names("-ub"),
+        _names("UBATCH"),
+        yields=True,
+    ),
+    Row(
+        "plan (smaller keys)",
+        "--cache-type-k",
+        _sizing("cache_type"),
+        _names("-ctk"),
+        _names("CACHE_TYPE_K"),
+        yields=True,
+    ),
+    Row(
+        "plan (smaller values)",
+        "--cache-type-v",
+        _sizing("cache_type"),
+        _names("-ctv"),
+        _names("CACHE_TYPE_V"),
         yields=True,
     ),
     Row(

@@ -18,7 +18,9 @@ from swapmoe import (
     installed,
     legacy,
     limits,
+    plan_text,
     ports,
+    presets,
     sizes,
 )
 from swapmoe.activation import Expected
@@ -30,6 +32,7 @@ from swapmoe.gguf_info import ModelFacts
 from swapmoe.health import Endpoint
 from swapmoe.limits import Limit
 from swapmoe.pins import Pin
+from swapmoe.presets import Preset
 from swapmoe.receipts import Receipt
 from swapmoe.run import shell_quote
 
@@ -69,6 +72,7 @@ class Plan:
     demand: Demand
     expected: Expected | None
     receipt: Receipt
+    preset: Preset
     endpoint: Endpoint | None = None
     shared_port: bool = False
     limit: Limit | None = None
@@ -92,6 +96,7 @@ class Plan:
                 for option, values, purpose in self.options
             ],
             "version": self.receipt.version_line,
+            "plan": plan_text.to_json(self.preset.plan),
             "url": self.endpoint.url if self.endpoint else None,
             "memory_limit": {"bytes": self.limit.size, "by": self.limit.how}
             if self.limit
@@ -156,7 +161,12 @@ def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) ->
     for option in given:
         if option.name in ("-cram", "--cache-ram") and option.value == "-1":
             console.note("the prompt cache has no limit (--cache-ram -1): it can fill the memory")
-    launch = replace(launch, model=facts.path, serve=_with_port(request.serve))
+    preset = presets.preset(facts, request.settings, given)
+    for remark in preset.notes:
+        console.note(remark)
+    launch = replace(
+        launch, model=facts.path, serve=_with_port(request.serve), sizing=preset.sizing
+    )
     written = flags.written_rows(launch, given, found.knows)
     argv = [str(program), *flags.build_argv(written, extra)]
     names = {option.name for option in given}
@@ -171,6 +181,7 @@ def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) ->
         demand=demand,
         expected=None if ends_at_once else expected,
         receipt=receipt,
+        preset=preset,
         endpoint=health.endpoint(launch.serve, given, env) if launch.serve else None,
         shared_port="--reuse-port" in names or bool(env.get("LLAMA_ARG_REUSE_PORT")),
         limit=limits.choose(request.settings.memory_limit)
@@ -209,10 +220,11 @@ def describe(plan: Plan) -> Sequence[str]:
         f"{facts.slices:,} routed slices, {facts.routed_bytes:,} bytes; "
         f"{plan.demand.bytes_per_token:,} bytes per token",
         f"{plan.receipt.version_line}",
+        plan.preset.summary,
         *(
             f"{' '.join([option, *values])}: {purpose}"
             for option, values, purpose in plan.options
-            if purpose.startswith("streaming")
+            if purpose.startswith(("streaming", "plan"))
         ),
         *(f"removed from the environment: {name}" for name in plan.dropped_env),
         *([f"listens on {plan.endpoint.url}"] if plan.endpoint else []),

@@ -34,6 +34,8 @@ def execute(plan: Plan) -> int:
     env = {key: value for key, value in os.environ.items() if key not in plan.dropped_env}
     if plan.endpoint and not plan.shared_port:
         ports.check_free(plan.endpoint)
+    if plan.endpoint:
+        console.say(plan.preset.summary)
     with ExitStack() as stack:
         log = stack.enter_context(activation.private_log())
         if plan.expected:

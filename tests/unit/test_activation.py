@@ -75,7 +75,7 @@ def test_the_slices_are_those_of_the_header(facts: ModelFacts) -> None:
     assert missing == "the engine tracks 240 slices, the model's header has 24"
 
 
-def test_repacked_experts_are_noticed(facts: ModelFacts) -> None:
+def test_a01_repacked_experts_are_noticed(facts: ModelFacts) -> None:
     log = LOG.replace("0.01 MiB", "99.00 MiB")
     (missing,) = activation.expected(facts, RunSettings()).missing(log)
     assert "experts were copied into memory" in missing

@@ -36,7 +36,7 @@ def test_one_that_fits_stays_in_memory(tmp_path: Path, facts: ModelFacts) -> Non
 
 
 @pytest.mark.parametrize("option", ["--lora", "--lora-scaled"])
-def test_another_number_of_experts_is_refused(
+def test_a17_another_number_of_experts_is_refused(
     tmp_path: Path, facts: ModelFacts, option: str
 ) -> None:
     value = str(adapter(tmp_path, 2)) + (":0.5" if option == "--lora-scaled" else "")

@@ -66,12 +66,12 @@ def test_hyphen_and_underscore_are_one(tmp_path: Path) -> None:
         ("[run]\nctx = true\n", 2, "valid integer"),
         ("[run]\nthreads = 0\n", 2, "greater than or equal to 1"),
         ("[run]\nctx = -4\n", 2, "greater than or equal to 0"),
-        ("[run]\nio = 'direct'\n", 2, "'auto', 'mmap' or 'fault'"),
+        ("[run]\nio = 'fast'\n", 2, "'auto', 'direct', 'mmap' or 'fault'"),
         ("[build]\nportable = 1\n", 2, "valid boolean"),
         ("[build]\njobs = [1]\n", 2, "valid integer"),
     ],
 )
-def test_a_mistake_is_named_with_file_and_line(
+def test_d08_a_mistake_is_named_with_file_and_line(
     tmp_path: Path, text: str, line: int, says: str
 ) -> None:
     (problem,) = problems(text, tmp_path)

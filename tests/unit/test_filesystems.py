@@ -82,7 +82,7 @@ def test_the_innermost_and_last_mount_counts(system: System) -> None:
         ("overlay", "container"),
     ],
 )
-def test_slow_or_odd_filesystems_are_warned_about(system: System, kind: str, said: str) -> None:
+def test_a13_slow_or_odd_filesystems_are_warned_about(system: System, kind: str, said: str) -> None:
     system.mount("m", kind)
     (warning,) = warnings(system.place("m/x"))
     assert said in warning

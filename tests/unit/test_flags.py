@@ -96,7 +96,7 @@ def test_verbose_and_plain() -> None:
     assert argv[-3:] == ["--verbosity", "4", "--simple-io"]
 
 
-def test_extra_arguments_come_last_and_verbatim() -> None:
+def test_d10_extra_arguments_come_last_and_verbatim() -> None:
     extra = ("--temp", "0", "--x=", "", "a, let's b", "C:\\Users\\Me\\my t.jinja", ";rm", "\n")
     assert tuple(argv_for(extra)[-len(extra) :]) == extra
 
@@ -127,7 +127,7 @@ def test_some_rows_yield(extra: str, gone: str) -> None:
     ],
 )
 @pytest.mark.parametrize("form", ["{}", "{}=x", "{} x"])
-def test_managed_options_are_refused_in_every_form(word: str, form: str) -> None:
+def test_d10_managed_options_are_refused_in_every_form(word: str, form: str) -> None:
     extra = form.format(word).split()
     with pytest.raises(UsageError, match="cannot be passed on") as caught:
         check_extra(options_in(extra, lambda _: False), CLI)
@@ -225,7 +225,7 @@ def test_an_option_the_binary_lacks_is_named(tools: FakeTools) -> None:
 
 
 @pytest.mark.parametrize("knobs", [{"help_exit": "SIGSEGV"}, {"help_exit": 1}, {"help": "hello"}])
-def test_an_inconclusive_help_is_not_an_absent_option(
+def test_d01_an_inconclusive_help_is_not_an_absent_option(
     tools: FakeTools, knobs: dict[str, object]
 ) -> None:
     tools.set(**knobs)

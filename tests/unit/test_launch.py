@@ -1,25 +1,29 @@
 """`swapmoe run` against a fake llama-cli: what is checked first, started, and handed on."""
 
+import contextlib
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from swapmoe import receipts
+from swapmoe import limits, receipts
 from swapmoe.build import BuildOptions, ensure_built
+from swapmoe.cgroup import MemoryGroup
 from swapmoe.cli import main
+from swapmoe.limits import Limit
 from swapmoe.receipts import Receipt
 from tests.support.building import Workshop, make_pin
 from tests.support.headers import write, write_shards
 from tests.support.models import make_tiny
 
 
-def test_runs_and_mirrors(
+def test_d02_one_answer_then_the_end_with_the_programs_code(
     shop: Workshop, built: Receipt, model: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     shop.tools.set(says="text\r\n\x1b[0m\x00ü", complains="line [1]\rline 2", exit=3)
@@ -97,6 +101,52 @@ def test_a_signal_becomes_an_exit_code(
     assert main(["run", "-m", str(model), "-p", "hi"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("SIGKILL", "ended with SIGKILL"),
+        ("SIGSEGV", "ended with SIGSEGV"),
+        ("SIGBUS", "is the file whole"),
+        ("SIGTERM", ""),
+    ],
+)
+def test_a_crash_is_explained(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    capfd: pytest.CaptureFixture[str],
+    how: str,
+    said: str,
+) -> None:
+    shop.tools.set(exit=how)
+    main(["run", "-m", str(model), "-p", "hi"])
+    err = capfd.readouterr().err
+    assert said in err
+    assert ("its log: expert_stream: tracking" in err) == bool(said)
+
+
+def test_an_end_for_want_of_memory_is_explained(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    group = MemoryGroup(shop.root, 2)
+    (shop.root / "memory.events").write_text("oom 1\noom_kill 1\n")
+
+    @contextlib.contextmanager
+    def applied(_limit: Limit, argv: list[str]) -> Iterator[tuple[list[str], MemoryGroup]]:
+        yield list(argv), group
+
+    monkeypatch.setattr(Limit, "applied", applied)
+    monkeypatch.setattr(limits, "choose", lambda size: Limit(size, ()))
+    shop.tools.set(exit="SIGKILL")
+    assert main(["run", "-m", str(model), "-p", "hi", "--memory-limit", "1G"]) == 137
+    err = capfd.readouterr().err
+    assert "needed more memory than its limit of 1,073,741,824 bytes" in err
+
+
 def test_illegal_instruction_is_explained(
     shop: Workshop, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +212,7 @@ class TestRefusedBeforeTheStart:
             ["-m", path, "-p", "hi", "--chat"],
             ["-m", path, "--chat"],
             ["-m", path, "-p", "hi", "--json"],
-            ["-m", path, "-p", "hi", "--io", "direct"],
+            ["-m", path, "-p", "hi", "--io", "fast"],
             ["-m", path, "-p", "hi", "-n", "-5"],
             ["-m", path, "-p", "hi", "--", "--no-mmap"],
             ["-m", path, "-p", "hi", "--", "--load-mode=none"],
@@ -296,7 +346,7 @@ class TestAboutThisModel:
         assert "note: experts per token and layer: 1 instead of 2" in err
         assert json.loads(out)["model"]["bytes_per_token"] == 6 * 1152
 
-    def test_a_draft_model_is_warned_about(
+    def test_a17_a_draft_model_is_warned_about(
         self, built: Receipt, model: Path, capfd: pytest.CaptureFixture[str]
     ) -> None:
         argv = ["run", "-m", str(model), "-p", "hi", "--dry-run", "--", "-md", "d.gguf"]

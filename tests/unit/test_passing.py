@@ -71,7 +71,7 @@ def test_an_unknown_option_after_the_dashes_is_refused_with_the_nearest(
         (["-lm"], ["-lm"], []),
     ],
 )
-def test_old_switches(extra: list[str], kept: list[str], taken: list[str]) -> None:
+def test_d01_old_switches(extra: list[str], kept: list[str], taken: list[str]) -> None:
     assert take_mapping(extra, lambda name: name == "--in-prefix") == (tuple(kept), taken)
 
 
@@ -93,7 +93,7 @@ def test_an_old_switch_for_the_mapping_is_noted(
         (("--no-mmap",), []),
     ],
 )
-def test_the_load_mode_is_spelled_as_the_program_knows_it(
+def test_d01_the_load_mode_is_spelled_as_the_program_knows_it(
     known: tuple[str, ...], words: list[str]
 ) -> None:
     others = [row.option for row in TABLE if row.option != "--load-mode"]

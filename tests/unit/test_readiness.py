@@ -48,7 +48,7 @@ def test_ready_and_confirmed(clock: Clock, capsys: pytest.CaptureFixture[str]) -
     assert "ready after 2 s: http://h:1\n" in capsys.readouterr().err
 
 
-def test_it_waits_for_hours_and_says_what_goes_on(
+def test_d11_it_waits_for_hours_and_says_what_goes_on(
     clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = clock.watch()

@@ -104,7 +104,7 @@ def gone(process: psutil.Process, seconds: float = 10.0) -> bool:
 
 @pytest.mark.parametrize("how", ["serve", "run"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_is_handed_on_and_the_code_comes_back(
+def test_d04_a_signal_is_handed_on_and_the_code_comes_back(
     tmp_path: Path, number: signal.Signals, how: str
 ) -> None:
     with wrapped(tmp_path, how=how) as found:
@@ -115,7 +115,7 @@ def test_a_signal_is_handed_on_and_the_code_comes_back(
 
 
 @pytest.mark.parametrize("how", ["serve", "run"])
-def test_no_orphan_when_the_wrapper_is_killed(tmp_path: Path, how: str) -> None:
+def test_d04_no_orphan_when_the_wrapper_is_killed(tmp_path: Path, how: str) -> None:
     with wrapped(tmp_path, "deaf", how=how) as found:
         found.send(signal.SIGKILL)
         assert found.process.wait(20) == -signal.SIGKILL
@@ -135,7 +135,7 @@ def test_the_same_signal_twice_at_once_counts_once(tmp_path: Path) -> None:
         assert gone(found.child)
 
 
-def test_a_second_signal_means_now(tmp_path: Path) -> None:
+def test_d04_a_second_signal_means_now(tmp_path: Path) -> None:
     with wrapped(tmp_path, "deaf") as found:
         found.send(signal.SIGINT)
         assert found.read() == "SIGINT"
