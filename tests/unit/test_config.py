@@ -122,7 +122,7 @@ class TestEnvironment:
             ("SWAPMOE_RUN_CTX", ""),
             ("SWAPMOE_RUN_CTX", "٤"),
             ("SWAPMOE_BUILD_PORTABLE", "maybe"),
-            ("SWAPMOE_RUN_IO", "direct"),
+            ("SWAPMOE_RUN_IO", "fast"),
         ],
     )
     def test_a_bad_value_names_the_variable(self, name: str, value: str) -> None:
