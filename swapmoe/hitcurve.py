@@ -65,6 +65,6 @@ def skew(share: float, hit_rate: float) -> float | None:
 
 
 def measured(skews: list[float], count: int) -> Curve:
-    """A curve through measurements of this machine, 10 % to either side of their range."""
+    """A curve through measurements of this machine, a fifth to either side of their range."""
     source = f"{count} measured run{'s' if count != 1 else ''} of this model"
-    return Curve(min(skews) * 0.9, max(skews) * 1.1, source)
+    return Curve(min(skews) * 0.8, max(skews) * 1.2, source)

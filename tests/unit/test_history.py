@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swapmoe import gguf_info, history
+from swapmoe import gguf_info, history, measured, speed
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.history import Disk, Run
 from tests.support.headers import MOE, ROWS, gguf, write
@@ -33,6 +33,18 @@ def test_runs_come_back_in_order(facts: ModelFacts, tmp_path: Path) -> None:
     assert found[0].stall is None
     assert found[0].time > 0
     assert len(history.all_runs(file)) == 3
+
+
+def test_a_run_from_the_counters(facts: ModelFacts) -> None:
+    counters = {"hits": 300, "misses": 100, "budget": 7, "read_bytes": 4_000, "stall_us": 500_000}
+    found = measured.run_of(facts, counters, io="direct", threads=4, tokens=10, decode_rate=2.0)
+    assert found.model == history.model_key(facts)
+    assert (found.hit_rate, found.bytes_per_token, found.stall) == (0.75, 400, 0.05)
+    assert (found.budget, found.active_bytes) == (7, speed.active_bytes(facts))
+    mapped = measured.run_of(
+        facts, {"read_bytes": 10}, io="mmap", threads=4, tokens=10, decode_rate=2.0, budget=9
+    )
+    assert (mapped.hit_rate, mapped.stall, mapped.budget) == (None, None, 9)
 
 
 def test_disks_are_told_apart(facts: ModelFacts, tmp_path: Path) -> None:
