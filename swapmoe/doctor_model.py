@@ -1,5 +1,6 @@
 """A model's files, where they lie and what their disk gives, for `swapmoe doctor`."""
 
+import contextlib
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
 
-from swapmoe import blockdev, diskprobe, filesystems, gguf_info
+from swapmoe import blockdev, diskprobe, filesystems, gguf_info, history
 from swapmoe.diskprobe import Probe
 from swapmoe.errors import ModelError, SwapmoeError, ToolError
 from swapmoe.filesystems import Place
@@ -144,7 +145,18 @@ def measure(facts: ModelFacts) -> Disk:
                     seed=seed,
                 )
             )
+    _remember(facts.path, probes)
     return Disk(slice_bytes, facts.file_bytes, left, tuple(probes))
+
+
+def _remember(path: Path, probes: Sequence[Probe]) -> None:
+    """Keep what the disk gave for direct reads, for `swapmoe plan`; without a place, go on."""
+    direct = [probe for probe in probes if probe.direct and probe.reads]
+    if direct:
+        best = max(direct, key=lambda probe: probe.bandwidth)
+        device = history.device_key(path)
+        with contextlib.suppress(OSError):
+            history.record(history.Disk(device, best.slice_bytes, best.depth, best.bandwidth))
 
 
 def disk_findings(disk: Disk, facts: ModelFacts) -> list[Finding]:

@@ -18,6 +18,7 @@ from swapmoe import (
     filesystems,
     findings,
     gguf_info,
+    history,
     limits,
     receipts,
 )
@@ -288,6 +289,9 @@ class TestProbe:
         assert disk.left is None or disk.left <= model.stat().st_size + 4096
         assert disk.slice_bytes == 1152
         assert model.stat().st_size == disk.total
+        kept = [found.rate for found in history.disks(model)]
+        direct = [probe.bandwidth for probe in disk.probes if probe.direct]
+        assert kept == ([max(direct)] if direct else [])
 
 
 def test_rows_are_wrapped_under_their_text() -> None:
