@@ -7,8 +7,9 @@ from swapmoe.gguf_info import ModelFacts
 from swapmoe.memory import Memory
 from swapmoe.sizes import GIB, MIB
 
-PROGRAM_BYTES = 96 * MIB
-"""Measured: llama-server with a model of a few KB, less its buffers."""
+PROGRAM_BYTES = 32 * MIB
+"""Measured: llama-server with a model of a few KB keeps 15 MiB besides its buffers, and has files
+of 12 MiB."""
 TOKEN_BYTES = 400
 """Assumed: what the tokenizer keeps of each token of the vocabulary."""
 RESERVE_SHARE, LEAST_RESERVE = 0.05, 256 * MIB
