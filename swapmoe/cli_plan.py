@@ -90,15 +90,19 @@ def plan(
     """Say what will fit, how experts are best read, and how fast that will be.
 
     MODEL is a GGUF file, any shard of one, or only the first megabytes of one. Nothing is loaded.
-    Exit code 9 when it cannot work.
+    Settings count: run.ctx, and for this machine run.memory_limit and run.threads. Exit code 9
+    when it cannot work.
     """
     from swapmoe import config, console, gguf_info, plan_text
     from swapmoe import plan as planning
 
     facts = gguf_info.inspect(Path(model), header_only=True)
     gguf_info.require_streamable(facts)
-    if ctx is None:
-        ctx = config.load({}).settings.run.ctx
+    settings = config.load().settings.run
+    if ram is None:
+        memory_limit = memory_limit or settings.memory_limit or None
+        cores = cores or settings.threads
+    ctx = settings.ctx if ctx is None else ctx
     options = planning.Options(ctx, ram, memory_limit, disk_bw, kv_type, ubatch, cores)
     made = planning.make(facts, options)
     if as_json:

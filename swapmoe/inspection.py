@@ -15,9 +15,13 @@ UBATCH = 512
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers by kind; `routed` includes the `hashed` ones, which choose experts by token id."""
+    """Layers by kind. `dense` ones have no routed experts, `dense_lead` of them come first.
+
+    `routed` includes the `hashed` ones, which choose experts by token id.
+    """
 
     total: int
+    dense: int
     dense_lead: int
     routed: int
     hashed: int
@@ -72,7 +76,8 @@ def _layers(facts: ModelFacts, routed: set[int]) -> Layers:
         sliding = frozenset(kept)
     return Layers(
         total=facts.block_count,
-        dense_lead=min(routed, default=0),
+        dense=max(0, facts.trunk_layers - len(routed)),
+        dense_lead=min(routed, default=facts.trunk_layers),
         routed=len(routed),
         hashed=max(len(tables), min(facts.integer("hash_layer_count"), len(routed))),
         prediction=facts.nextn_layers,
@@ -146,7 +151,7 @@ def lines(found: Inspection) -> Iterator[str]:
         yield f"{group.nbytes:>17,}  {group.tensors:>7,}  {group.name}: {types}"
     yield ""
     kinds = [
-        (layers.dense_lead, "dense first"),
+        (layers.dense, f"dense ({layers.dense_lead} of them first)"),
         (layers.routed, "routed"),
         (layers.hashed, "of them routed by token id"),
         (layers.prediction, "for prediction (not streamed)"),

@@ -108,7 +108,14 @@ def test_a09_old_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_layers_of_each_kind(tmp_path: Path) -> None:
     deepseek = inspect(make_tiny(tmp_path, "tiny-deepseek4")).layers
     assert (deepseek.total, deepseek.routed, deepseek.hashed, deepseek.prediction) == (5, 4, 2, 1)
-    assert inspect(make_tiny(tmp_path, "tiny-laguna")).layers.dense_lead == 1
+    laguna = inspect(make_tiny(tmp_path, "tiny-laguna")).layers
+    assert (laguna.dense, laguna.dense_lead, laguna.routed) == (1, 1, 2)
+    dense = inspect(make_tiny(tmp_path, "tiny-dense")).layers
+    assert (dense.dense, dense.routed) == (2, 0)
+    mixed = [Row("blk.0.ffn_up.weight", (64, 32)), *experts(1, "up"), *experts(3, "up")]
+    pairs = {**MOE, "qwen2moe.block_count": 4}
+    found = inspect(write(tmp_path / "mixed.gguf", gguf(pairs, mixed))).layers
+    assert (found.dense, found.dense_lead, found.routed) == (2, 1, 2)
 
 
 def test_groups_hold_every_byte_once(tmp_path: Path) -> None:

@@ -283,6 +283,22 @@ class TestCommand:
         assert main(["plan", path, "--memory-limit", "800M", "--json"]) == 9
         assert json.loads(capsys.readouterr().out)["verdict"] == "cannot work"
 
+    def test_settings_count_for_this_machine(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = '[run]\nctx = 1024\nmemory_limit = "3G"\nthreads = 3\n'
+        (tmp_path / "swapmoe.toml").write_text(text)
+        path = str(facts(tmp_path, SMALL).path)
+        assert main(["plan", path]) == 0
+        text = capsys.readouterr().out
+        assert "3,072 MiB usable, the memory limit given" in text
+        assert "context: 1,024 tokens" in text
+        assert "on 3 cores" in text
+        assert main(["plan", path, "--ram", "8G", "--cores", "6"]) == 0
+        text = capsys.readouterr().out
+        assert "8.0 GiB less 1.6 for the system" in text
+        assert "on 6 cores" in text
+
     @pytest.mark.parametrize(
         ("option", "value", "says"),
         [
