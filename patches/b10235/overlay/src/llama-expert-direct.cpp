@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cinttypes>
 
-// more readers cost system time without being faster (docs/measurements.md of the project)
+// more cost system time without being faster
 static constexpr int DEFAULT_THREADS = 6;
 
-// a slice is read in pieces of this size at once
-static constexpr size_t MAX_READ_SIZE = 1024*1024;
+// A slice is read in pieces of this size at once: the first one needed arrives before those behind it.
+static constexpr size_t MAX_READ_SIZE = 512*1024;
 
 static uint64_t align_up(uint64_t value) {
     return (value + LLAMA_EXPERT_DIRECT_ALIGN - 1) & ~(uint64_t) (LLAMA_EXPERT_DIRECT_ALIGN - 1);
@@ -54,12 +54,21 @@ uint32_t llama_expert_direct::add_tensor(const llama_expert_range & range, int64
     last_layer = il;
 
     const uint32_t first = all.size();
+    tensors.emplace_back();
+    auto & t = tensors.back();
+    t.get    = get_slice;
+    t.order  = nullptr;
+    t.direct = this;
+    t.first  = first;
+    t.experts.resize(n_expert);
+
     for (int64_t e = 0; e < n_expert; e++) {
         slice s;
         s.file       = file.get();
         s.offs       = range.offs + e*size;
         s.size       = size;
         s.layer      = il;
+        s.tensor     = tensors.size() - 1;
         s.slot_class = i_class;
         all.push_back(s);
     }
@@ -67,12 +76,7 @@ uint32_t llama_expert_direct::add_tensor(const llama_expert_range & range, int64
 }
 
 ggml_expert_slices * llama_expert_direct::slices(uint32_t first) {
-    tensors.emplace_back();
-    auto & result = tensors.back();
-    result.get    = get_slice;
-    result.direct = this;
-    result.first  = first;
-    return &result;
+    return &tensors[all[first].tensor];
 }
 
 void llama_expert_direct::start(uint64_t demand, uint64_t resident) {
@@ -165,6 +169,7 @@ void llama_expert_direct::need(const std::vector<uint32_t> & ids) {
         return;
     }
     current = ids;
+    put_in_order(ids);
 
     uint64_t bytes = 0;
     for (const auto id : ids) {
@@ -213,6 +218,28 @@ void llama_expert_direct::drop(uint32_t id) {
     if (slot != LLAMA_EXPERT_NONE && (*arena)[slot].is_listed) {
         forget(slot);
         arena->release_free(slot);
+    }
+}
+
+// the experts that are there come first, so that they are computed while the others are read
+void llama_expert_direct::put_in_order(const std::vector<uint32_t> & ids) {
+    for (size_t i = 0; i < ids.size();) {
+        auto & t = tensors[all[ids[i]].tensor];
+        const size_t n = t.experts.size();
+        std::vector<int> group(n, 2); // not needed
+        for (; i < ids.size() && ids[i] - t.first < n; i++) {
+            const uint32_t slot = all[ids[i]].slot;
+            group[ids[i] - t.first] = slot != LLAMA_EXPERT_NONE && !states[slot].is_loading ? 0 : 1;
+        }
+        size_t n_put = 0;
+        for (int g = 0; g < 3; g++) {
+            for (size_t e = 0; e < n; e++) {
+                if (group[e] == g) {
+                    t.experts[n_put++] = e;
+                }
+            }
+        }
+        t.order = t.experts.data();
     }
 }
 

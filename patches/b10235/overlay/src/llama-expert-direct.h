@@ -72,6 +72,7 @@ private:
         uint64_t offs;
         uint64_t size;
         int32_t  layer;
+        uint32_t tensor;
         uint32_t slot_class;
 
         uint32_t slot      = LLAMA_EXPERT_NONE;
@@ -101,6 +102,7 @@ private:
     struct tensor_slices : ggml_expert_slices {
         llama_expert_direct * direct;
         uint32_t              first;
+        std::vector<int32_t>  experts; // in the order to compute
     };
 
     static const char * get_slice(const ggml_expert_slices * slices, int64_t expert, int ith, int nth);
@@ -109,6 +111,7 @@ private:
 
     // all of these with the mutex held
     void open_arena();
+    void put_in_order(const std::vector<uint32_t> & ids);
     bool reserve(uint32_t id, uint32_t max_missed);
     bool steal(uint32_t slot_class);
     void forget(uint32_t slot);

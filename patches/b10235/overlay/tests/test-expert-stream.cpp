@@ -57,7 +57,7 @@ static void test_modes() {
     for (const auto mode : { LLAMA_EXPERT_IO_AUTO, LLAMA_EXPERT_IO_MMAP, LLAMA_EXPERT_IO_FAULT, LLAMA_EXPERT_IO_DIRECT }) {
         CHECK(llama_expert_io_from_str(llama_expert_io_name(mode), &io) && io == mode);
     }
-    CHECK(!llama_expert_io_from_str("", &io) && !llama_expert_io_from_str("MMAP", &io) && io == LLAMA_EXPERT_IO_FAULT);
+    CHECK(!llama_expert_io_from_str("", &io) && !llama_expert_io_from_str("MMAP", &io) && io == LLAMA_EXPERT_IO_DIRECT);
     CHECK(!llama_expert_stream_default_params().enabled);
 }
 
