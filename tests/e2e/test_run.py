@@ -50,7 +50,7 @@ def test_difficult_names_and_the_childs_exit_code(tmp_path: Path) -> None:
     folder = tmp_path / "it's a [naïve] 模型"
     folder.mkdir()
     model = make_tiny(folder)
-    for extra, code in (((), 0), (("--no-such-option",), 1)):
+    for extra, code in (((), 0), (("--temp", "hot"), 1)):
         request = launch.Request(model, "hi", RunSettings(n_predict=2, threads=2), extra)
         plan = launch.prepare(request, pins.load())
         assert capture(plan.argv, check=False, timeout=60).returncode == code
