@@ -18,7 +18,7 @@ INCLUDES = ("include", "src", "ggml/include", "common", "vendor")
 def test_overlay_compiles_for_windows() -> None:
     tree = apply.ensure_patched(pins.load()).path
     sources = [*sorted(tree.glob("src/llama-expert-*.cpp")), tree / "common/expert-stream-args.cpp"]
-    assert len(sources) == 6
+    assert len(sources) > 6
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-D_WIN32_WINNT=0x0A00", "-fsyntax-only"]
     for source in sources:
         includes = [f"-I{tree / folder}" for folder in INCLUDES]
