@@ -21,6 +21,8 @@ DEPTHS = (1, 8, 32)
 PROBE_SECONDS = 0.5
 """For each depth and each kind of read: three seconds for all of them."""
 PROBE_BYTES = 1 << 30
+MEANINGFUL_BYTES = 256 << 20
+"""Smaller models fit into a disk's own cache, and their slices are too small to say anything."""
 _COLD_SHARE = 0.01
 _OTHER_SLICE = 1 << 20
 
@@ -145,7 +147,8 @@ def measure(facts: ModelFacts) -> Disk:
                     seed=seed,
                 )
             )
-    _remember(facts.path, probes)
+    if facts.file_bytes >= MEANINGFUL_BYTES:
+        _remember(facts.path, probes)
     return Disk(slice_bytes, facts.file_bytes, left, tuple(probes))
 
 

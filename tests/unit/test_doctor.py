@@ -274,7 +274,12 @@ class TestProbe:
     def test_what_could_not_be_dropped_is_said(self, left: int | None, said: str) -> None:
         assert said in self.text(measured(left=left))
 
-    def test_the_file_is_dropped_first(self, monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    @pytest.mark.parametrize("meaningful", [True, False])
+    def test_the_file_is_dropped_first(
+        self, monkeypatch: pytest.MonkeyPatch, model: Path, meaningful: bool
+    ) -> None:
+        size = model.stat().st_size
+        monkeypatch.setattr(doctor_model, "MEANINGFUL_BYTES", size if meaningful else size + 1)
         model.read_bytes()
         seen: list[Callable[..., object]] = []
         real = diskprobe.probe
@@ -291,7 +296,7 @@ class TestProbe:
         assert model.stat().st_size == disk.total
         kept = [found.rate for found in history.disks(model)]
         direct = [probe.bandwidth for probe in disk.probes if probe.direct]
-        assert kept == ([max(direct)] if direct else [])
+        assert kept == ([max(direct)] if direct and meaningful else [])
 
 
 def test_rows_are_wrapped_under_their_text() -> None:
