@@ -1,7 +1,8 @@
-"""Four clients at once for a while: no error, steady memory, moving counters, a clean end.
+"""Four clients at once for a while: no error, no long wait, steady memory, moving counters, the
+first answer again at the end, a clean end.
 
-The long one runs under a memory limit that the model does not fit into; it takes
-SWAPMOE_SOAK_SECONDS (default 600) and needs to make cgroups.
+The long ones run under a memory limit that the model does not fit into; each takes
+SWAPMOE_SOAK_SECONDS (default 600; an hour before a release) and needs to make cgroups.
 """
 
 import os
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,9 @@ BESIDES = 64 * MIB
 """Private memory that the server's log does not list: the program, its threads, HTTP, sampling."""
 DRIFT = 16 * MIB
 """How much private memory may grow after the first fifth of the time."""
+LONGEST_WAIT = 5.0
+"""Seconds between two tokens of an answer."""
+FIRST_PROMPT, FIRST_TOKENS = "The quick brown fox", 24
 WORDS = ("expert", "token", "router", "layer", "disk", "cache", "slice", "model", "quick", "fox")
 
 
@@ -42,6 +46,7 @@ class Soak:
     seconds: float
     cache_mib: int
     limit: int = 0
+    io: str = "mmap"
 
 
 SHORT = Soak(demo.MODEL, seconds=20, cache_mib=24)
@@ -72,6 +77,7 @@ class Tally:
 
     requests: int = 0
     tokens: int = 0
+    longest_wait: float = 0.0
     errors: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -82,8 +88,9 @@ def client(server: Server, seed: int, deadline: float, tally: Tally) -> None:
     while time.monotonic() < deadline and not tally.errors:
         prompt = " ".join(rng.choices(WORDS, k=rng.randint(1, 60)))
         n = rng.randint(1, 24)
+        wait = 0.0
         try:
-            done = server.complete(prompt, n)["tokens_predicted"]
+            done, wait = server.stream(prompt, n)
         except OSError as error:
             done, text = -1, repr(error)
         else:
@@ -91,6 +98,7 @@ def client(server: Server, seed: int, deadline: float, tally: Tally) -> None:
         with tally.lock:
             tally.requests += 1
             tally.tokens += max(done, 0)
+            tally.longest_wait = max(tally.longest_wait, wait)
             if done != n:
                 tally.errors.append(text)
 
@@ -107,13 +115,15 @@ def soak(folder: Path, plan: Soak) -> Tally:
     (model,) = write_model(plan.spec, folder / "soak.gguf")
     tally = Tally()
     samples: list[dict[str, float]] = []
-    options = ("-v", "--prefetch", "--cache-size", f"{plan.cache_mib}M", "--ctx", "1024")
+    cache = ("--cache-size", f"{plan.cache_mib}M")
+    options = ("-v", "--io", plan.io, "--prefetch", *cache, "--ctx", "1024")
     try:
         with memory_limit(plan.limit) if plan.limit else nullcontext() as group:
             if group:
                 assert inspect(model).routed_bytes > plan.limit
             wrap = group.wrap if group else list
             with serving(model, folder / "log", *options, wrap=wrap) as server:
+                first = server.complete(FIRST_PROMPT, FIRST_TOKENS)["content"]
                 started = time.monotonic()
                 deadline = started + plan.seconds
                 clients = [
@@ -125,24 +135,32 @@ def soak(folder: Path, plan: Soak) -> Tally:
                 observe(server, deadline, samples.append)
                 for thread in clients:
                     thread.join()
+                again = server.complete(FIRST_PROMPT, FIRST_TOKENS)["content"]
                 samples.append(server.metrics() | {"private": server.private_bytes()})
-                planned = server.planned_bytes() + BESIDES
+                arena = int(samples[-1]["expert_budget_bytes"]) if plan.io == "direct" else 0
+                planned = server.planned_bytes() + arena + BESIDES
                 code, seconds = server.stop()
             assert not (group and group.oom_kills())
     finally:
         model.unlink()
-    print(f"{tally.requests} requests, {tally.tokens} tokens, ended in {seconds:.1f} s")
+    print(
+        f"{tally.requests} requests, {tally.tokens} tokens, at most {tally.longest_wait:.2f} s "
+        f"between two, ended in {seconds:.1f} s"
+    )
     print(
         "private MiB:",
         *(int(sample["private"]) // MIB for sample in samples[:: len(samples) // 10 or 1]),
     )
     print(f"planned {planned // MIB} MiB; {samples[-1]}")
     assert tally.errors == []
+    assert first
+    assert again == first
+    assert tally.longest_wait < LONGEST_WAIT
     assert code == 0
     assert seconds < QUICKLY
     check_memory([int(sample["private"]) for sample in samples], planned)
     check_counters(samples, plan)
-    assert samples[-1]["tokens_predicted_total"] == tally.tokens
+    assert samples[-1]["tokens_predicted_total"] == tally.tokens + 2 * FIRST_TOKENS
     return tally
 
 
@@ -160,17 +178,21 @@ def check_counters(samples: list[dict[str, float]], plan: Soak) -> None:
         values = [sample[name] for sample in samples]
         assert values == sorted(values), name
     last = samples[-1]
-    for kind in ("slices_routed", "hits", "misses", "hinted", "hint_bytes", "evicted", "predicted"):
+    own = ("stall_seconds",) if plan.io == "direct" else ("hinted", "hint_bytes", "predicted")
+    for kind in ("slices_routed", "hits", "misses", "evicted", *own):
         assert last[f"expert_{kind}_total"] > 0, kind
+    assert last["expert_io_errors_total"] == 0
     routed = last["expert_hits_total"] + last["expert_misses_total"]
     assert routed == last["expert_slices_routed_total"]
     assert last["expert_resident_bytes"] <= plan.cache_mib * MIB
 
 
-def test_twenty_seconds(tmp_path: Path) -> None:
-    assert soak(tmp_path, SHORT).requests > CLIENTS
+@pytest.mark.parametrize("io", ["mmap", "direct"])
+def test_twenty_seconds(tmp_path: Path, io: str) -> None:
+    assert soak(tmp_path, replace(SHORT, io=io)).requests > CLIENTS
 
 
 @pytest.mark.full
-def test_under_a_memory_limit(tmp_path: Path) -> None:
-    assert soak(tmp_path, LONG).requests > CLIENTS
+@pytest.mark.parametrize("io", ["mmap", "direct"])
+def test_under_a_memory_limit(tmp_path: Path, io: str) -> None:
+    assert soak(tmp_path, replace(LONG, io=io)).requests > CLIENTS

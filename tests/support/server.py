@@ -57,6 +57,28 @@ class Server:
         answer: dict[str, Any] = json.loads(self.ask("/completion", body))
         return answer
 
+    def stream(self, prompt: str, n: int) -> tuple[int, float]:
+        """Let a greedy completion come token by token.
+
+        Returns how many came, and the longest time between two of them in seconds.
+        """
+        body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True}
+        data = json.dumps(body | {"stream": True}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/completion", data, {"Content-Type": "application/json"}
+        )
+        last, longest, count = None, 0.0, 0
+        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as answer:
+            for line in answer:
+                if not line.startswith(b"data: "):
+                    continue
+                now = time.monotonic()
+                longest = max(longest, now - last if last else 0.0)
+                last = now
+                part = json.loads(line.removeprefix(b"data: "))
+                count = part.get("tokens_predicted", count)
+        return count, longest
+
     def metrics(self) -> dict[str, float]:
         """Counters and gauges of /metrics, without the prefix `llamacpp:`."""
         lines = [line for line in self.ask("/metrics").splitlines() if not line.startswith("#")]
