@@ -1,143 +1,24 @@
 """``swapmoe build``, ``run``, ``serve``, ``demo`` and ``config``: thin commands, no logic."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from swapmoe import cli_options as options
 from swapmoe.cli_passing import PassingCommand
 
 if TYPE_CHECKING:
-    from swapmoe.build import BuildOptions
-    from swapmoe.config import Loaded, Settings
+    from swapmoe.config import Settings
     from swapmoe.launch import Request
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_pin = click.option("--pin", metavar="TAG", help="Pin to use (default: patches/PIN).")
-_config = click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path),
-    help="Configuration file instead of the user's and ./swapmoe.toml.",
-)
-_source = click.option(
-    "--source",
-    metavar="auto|git|archive|PATH",
-    help="Where llama.cpp comes from when it is not there yet.",
-)
-_jobs = click.option(
-    "--jobs", type=click.IntRange(min=1), help="Parallel compilers (default: as memory allows)."
-)
-_portable = click.option(
-    "--portable/--native",
-    default=None,
-    help="For any CPU of this architecture, or for this very one (default).",
-)
-_io = click.option(
-    "--io", type=click.Choice(["auto", "direct", "mmap", "fault"]), help="How routed experts are read."
-)
-
-
-def _check_size(
-    _context: click.Context, _parameter: click.Parameter, value: str | None
-) -> str | None:
-    """A size as the settings understand it; they turn it into bytes."""
-    from swapmoe import sizes
-
-    try:
-        if value is not None:
-            sizes.parse(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r}: {error}") from None
-    return value
-
-
-_expert_options = (
-    _io,
-    click.option(
-        "--prefetch/--no-prefetch",
-        default=None,
-        help="Ask for the next layers' experts in the background.",
-    ),
-    click.option(
-        "--fixation",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Keep the experts of one pass for N passes (0 = off); changes the answers.",
-    ),
-    click.option(
-        "--keep-recent",
-        type=click.IntRange(min=0),
-        metavar="N",
-        help="Experts per layer that stay in memory after use (0 = no limit).",
-    ),
-    click.option(
-        "--cache-size",
-        callback=_check_size,
-        metavar="SIZE",
-        help="Memory for experts: 512 (MiB), 1.5G, 2GB (0 = no limit).",
-    ),
-    click.option(
-        "--ctx", type=click.IntRange(min=0), help="Context in tokens; 0 = the model's own."
-    ),
-    click.option(
-        "--memory-limit",
-        callback=_check_size,
-        metavar="SIZE",
-        help="Memory the program may use, page cache included (Linux; 0 = no limit).",
-    ),
-)
-_threads = click.option("--threads", type=click.IntRange(min=1), help="Compute threads.")
-_json = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
-_verbose = click.option(
-    "-v", "--verbose", is_flag=True, help="Show the engine's log and statistics."
-)
-_dry_run = click.option("--dry-run", is_flag=True, help="Print the command instead of running it.")
-
-
-def _check_model(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if not value:
-        raise click.BadParameter("the path is empty")
-    return value
-
-
-_model = click.option(
-    "-m",
-    "--model",
-    required=True,
-    metavar="FILE",
-    callback=_check_model,
-    help="GGUF file; any shard will do.",
-)
-
-
-def _expert_settings(command: F) -> F:
-    """The options of `run` and `serve` that say how experts are read and kept."""
-    for option in reversed(_expert_options):
-        command = option(command)
-    return command
-
-
-def _load(config_file: Path | None, flags: dict[str, Any]) -> "Loaded":
-    from swapmoe import config
-
-    return config.load(flags, config_file=config_file)
-
-
-def _build_options(settings: "Settings", **more: Any) -> "BuildOptions":
-    from swapmoe.build import BuildOptions
-
-    return BuildOptions(jobs=settings.build.jobs, portable=settings.build.portable, **more)
 
 
 @click.command()
-@_pin
-@_config
-@_source
-@_jobs
-@_portable
+@options.pin
+@options.config
+@options.source
+@options.jobs
+@options.portable
 @click.option("--with-ui", is_flag=True, help="Build the server's web UI (may need the network).")
 @click.option("--target", "targets", multiple=True, metavar="NAME", help="Only this CMake target.")
 @click.option("--tests", is_flag=True, help="The C++ unit tests of the overlay too.")
@@ -158,25 +39,25 @@ def build(
     from swapmoe import console, pins
 
     flags = {"pin": pin, "source": source, "build.jobs": jobs, "build.portable": portable}
-    settings = _load(config_file, flags).settings
-    options = _build_options(settings, targets=targets, **more)
-    receipt = builder.ensure_built(pins.load(settings.pin), options, settings.source)
+    settings = options.load(config_file, flags).settings
+    wanted = options.build_options(settings, targets=targets, **more)
+    receipt = builder.ensure_built(pins.load(settings.pin), wanted, settings.source)
     console.out().print(str(receipt.bin_dir))
 
 
 @click.command(cls=PassingCommand)
-@_model
+@options.model
 @click.option("-p", "--prompt", help="Text to answer; the program ends after the answer.")
 @click.option("--chat", is_flag=True, help="Talk on this terminal instead of -p.")
 @click.option("-n", "--n-predict", type=click.IntRange(min=-1), help="Most tokens to generate.")
-@_expert_settings
-@_threads
+@options.expert_settings
+@options.threads
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Sampling seed.")
-@_verbose
-@_dry_run
-@_json
-@_pin
-@_config
+@options.verbose
+@options.dry_run
+@options.as_json
+@options.pin
+@options.config
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA-CLI ARGUMENTS]")
 def run(
     model: str,
@@ -197,13 +78,13 @@ def run(
     if chat == (prompt is not None):
         raise UsageError("give either -p TEXT or --chat", hint="swapmoe run --help")
     flags = {f"run.{name}": value for name, value in settings.items()}
-    loaded = _load(config_file, {"pin": pin, **flags}).settings
+    loaded = options.load(config_file, {"pin": pin, **flags}).settings
     request = launch.Request(Path(model), prompt, loaded.run, extra, verbose)
     return _launch(request, loaded, dry_run, as_json)
 
 
 @click.command(cls=PassingCommand)
-@_model
+@options.model
 @click.option("--host", help="Address to listen on (default: 127.0.0.1, this machine only).")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="TCP port (default: 8080); 0 = any that is free."
@@ -214,13 +95,13 @@ def run(
     metavar="SECONDS",
     help="End a server that is not ready after this long (default: 0 = never).",
 )
-@_expert_settings
-@_threads
-@_verbose
-@_dry_run
-@_json
-@_pin
-@_config
+@options.expert_settings
+@options.threads
+@options.verbose
+@options.dry_run
+@options.as_json
+@options.pin
+@options.config
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[-- LLAMA-SERVER ARGUMENTS]")
 def serve(
     model: str,
@@ -245,7 +126,7 @@ def serve(
         "serve.port": port,
         "serve.start_timeout": start_timeout,
     }
-    loaded = _load(config_file, flags).settings
+    loaded = options.load(config_file, flags).settings
     request = launch.Request(Path(model), None, loaded.run, extra, verbose, loaded.serve)
     return _launch(request, loaded, dry_run, as_json)
 
@@ -271,14 +152,14 @@ def _launch(request: "Request", settings: "Settings", dry_run: bool, as_json: bo
 
 
 @click.command()
-@_pin
-@_config
-@_source
-@_jobs
-@_portable
-@_io
-@_threads
-@_json
+@options.pin
+@options.config
+@options.source
+@options.jobs
+@options.portable
+@options.io
+@options.threads
+@options.as_json
 def demo(
     pin: str | None,
     config_file: Path | None,
@@ -294,9 +175,9 @@ def demo(
     from swapmoe import demo as demonstration
 
     flags = {"pin": pin, "source": source, "build.jobs": jobs, "build.portable": portable}
-    settings = _load(config_file, {**flags, "run.io": io, "run.threads": threads}).settings
-    options = _build_options(settings)
-    result = demonstration.demo(pins.load(settings.pin), options, settings.run, settings.source)
+    settings = options.load(config_file, {**flags, "run.io": io, "run.threads": threads}).settings
+    wanted = options.build_options(settings)
+    result = demonstration.demo(pins.load(settings.pin), wanted, settings.run, settings.source)
     if as_json:
         console.emit_json(result.to_json())
         return
@@ -310,14 +191,14 @@ def config() -> None:
 
 
 @config.command()
-@_config
-@_json
+@options.config
+@options.as_json
 def show(config_file: Path | None, as_json: bool) -> None:
     """Every setting, its value and where the value comes from."""
     from swapmoe import config as settings
     from swapmoe import console
 
-    rows = settings.rows(_load(config_file, {}))
+    rows = settings.rows(options.load(config_file, {}))
     if as_json:
         console.emit_json(
             {name: {"value": value, "origin": origin} for name, value, origin in rows}
