@@ -95,7 +95,7 @@ def _read_ahead(path: Path) -> Finding:
     try:
         device = blockdev.device_of(path)
         kib = int(device.read_ahead.read_text())
-    except (ToolError, OSError, ValueError):
+    except (ToolError, OSError, ValueError, AttributeError):  # no device numbers here
         return Finding("note", "read-ahead", "this filesystem has no setting for it")
     text = f"{kib:,} KiB"
     if kib <= LARGE_READ_AHEAD_KIB:
@@ -119,7 +119,7 @@ def _cached(facts: ModelFacts) -> Finding:
 def _resident(shards: Sequence[Path]) -> int | None:
     try:
         return sum(blockdev.resident_bytes(shard) for shard in shards)
-    except (AttributeError, OSError, ValueError):  # no mincore, not a mappable file
+    except (AttributeError, TypeError, OSError, ValueError):  # no mincore, or nothing to map
         return None
 
 

@@ -21,7 +21,9 @@ class _SocketFile(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Open the connection."""
+        """Open the connection. Raises `OSError`."""
+        if not hasattr(socket, "AF_UNIX"):
+            raise OSError("this system has no socket files")
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT_SECONDS)
         self.sock.connect(self._path)
