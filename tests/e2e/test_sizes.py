@@ -120,3 +120,16 @@ def test_larger_shapes(base: Llama, tmp_path: Path) -> None:
         model = make_tiny(tmp_path, preset, **wide, layers=4, kv_heads=2)
         wrong += check(preset, gguf_info.inspect(model), bench(base, model))
     assert not wrong
+
+
+def test_llama_cli_keeps_the_logits_of_one_token(patched: Llama, tmp_path: Path) -> None:
+    """What `swapmoe run` and `serve` start needs no room for the logits of a whole micro-batch."""
+    model = make_tiny(tmp_path, "tiny", vocab=20_000)
+    facts = gguf_info.inspect(model)
+    options = "-p a -n 1 -st -c 1024 -ub 512 -t 2 -lv 4 --no-warmup --expert-streaming"
+    argv: list[str | Path] = [patched.bin_dir / "llama-cli", "-m", model, *options.split()]
+    done = capture(argv, env=clean_env(drop_prefixes=("LLAMA_",)), timeout=100)
+    printed = float(_COMPUTE.findall(done.stdout + done.stderr)[-1])
+    one, whole = (compute.buffer_bytes(facts, 1024, 512, outputs=n) / MIB for n in (1, 512))
+    assert printed < 2 * one + 1
+    assert whole > 3 * printed
