@@ -1,5 +1,6 @@
 #include "llama-expert-stream.h"
 
+#include "llama-expert-compat.h"
 #include "llama-expert-prefetch.h"
 #include "llama-hparams.h"
 #include "llama-impl.h"
@@ -494,10 +495,10 @@ std::shared_ptr<llama_expert_stream> llama_expert_stream_init(
         LLAMA_LOG_WARN("expert_stream: model has no routed expert tensors, loading it without expert streaming\n");
         return nullptr;
     }
-    check_limits(params, hparams.n_expert_used, ml);
-    auto stream = std::make_shared<llama_expert_stream>(params, hparams.n_expert_used);
+    check_limits(params, llama_expert_n_used(hparams), ml);
+    auto stream = std::make_shared<llama_expert_stream>(params, llama_expert_n_used(hparams));
     if (!model_params.no_alloc) { // a trial load maps nothing
-        if (model_params.load_mode != LLAMA_LOAD_MODE_MMAP) {
+        if (!llama_expert_may_map(model_params.load_mode)) {
             throw std::runtime_error(format("expert streaming needs load mode 'mmap', got '%s'", llama_load_mode_name(model_params.load_mode)));
         }
         if (!ml.use_mmap) {

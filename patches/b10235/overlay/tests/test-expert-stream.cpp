@@ -2,6 +2,7 @@
 // With one Mixture-of-Experts model: a cache size is kept over many passes.
 // With two Mixture-of-Experts models: both loaded in one process, streamed side by side, freed one after the other.
 
+#include "../src/llama-expert-compat.h"
 #include "../src/llama-expert-context.h"
 #include "../src/llama-expert-prefetch.h"
 #include "../src/llama-model.h"
@@ -677,7 +678,7 @@ static void test_cache_size(const char * path, llama_expert_io io) {
     uint64_t demand = 0;
     for (const auto & [name, tensor] : probe->tensors_by_name) {
         if (llama_expert_tensor_layer(name.c_str()) >= 0) {
-            demand += ggml_nbytes(tensor)/hparams.n_expert*hparams.n_expert_used;
+            demand += ggml_nbytes(tensor)/hparams.n_expert*llama_expert_n_used(hparams);
         }
     }
     probe.reset();
