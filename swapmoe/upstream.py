@@ -42,7 +42,7 @@ def ensure(
         elif not _is_pin(GitRepo(target), tree.PRISTINE_REF, facts):
             raise UpstreamError(
                 f"the checkout of {facts.tag} is damaged or of another commit: {target}",
-                evidence=[f"{tree.PRISTINE_REF} is not {facts.commit}"],
+                evidence=[f"{tree.PRISTINE_REF} is not {facts.source_id}"],
                 hint="swapmoe fetch --force   # makes it anew; keeps build* and *.gguf",
             )
     return target
@@ -69,22 +69,29 @@ def fetch_git(repo: GitRepo, url: str, facts: Upstream) -> str:
     tag = f"refs/tags/{facts.tag}"
     listed = repo.run("ls-remote", "--", url, tag, f"{tag}^{{}}", timeout=_PROBE_SECONDS).text
     tagged = listed.splitlines()[-1].split("\t")[0] if listed else None
-    if tagged is not None and tagged != facts.commit:
+    if tagged is not None and facts.commit not in (None, tagged):
         console.note(f"{facts.tag} is {tagged} there; taking the recorded {facts.commit}")
-    for wanted in (facts.commit, tag):
+    for wanted in filter(None, (facts.commit, tag)):
         with console.progress("receiving (percent)", 100, unit="steps") as advance:
             result = repo.run(
                 *("fetch", "--progress", "--depth=1", "--no-tags", "--", url, wanted),
                 check=False,
                 on_percent=advance,
             )
-        if result.code == 0 and repo.rev("FETCH_HEAD^{commit}") == facts.commit:
-            return facts.commit
+        fetched = repo.rev("FETCH_HEAD^{commit}") if result.code == 0 else None
+        if fetched is not None and _is_fetched(repo, fetched, facts):
+            return fetched
     raise UpstreamError(
-        f"commit not found: {facts.commit}",
+        f"commit not found: {facts.commit or facts.tag}",
         evidence=[f"asked: {url}", f"{facts.tag} there: {tagged}", *result.err.splitlines()],
         hint="swapmoe fetch --source archive",
     )
+
+
+def _is_fetched(repo: GitRepo, commit: str, facts: Upstream) -> bool:
+    if facts.commit is None:
+        return repo.tree_of(commit) == facts.tree
+    return commit == facts.commit
 
 
 def _make(facts: Upstream, source: str, before: Mapping[str, str | None], target: Path) -> None:
@@ -188,7 +195,7 @@ def _from_path(path: Path, facts: Upstream, scratch: Path) -> tuple[GitRepo, str
 
 
 def _commit_there(there: GitRepo, facts: Upstream) -> str:
-    names = [facts.commit, f"refs/tags/{facts.tag}^{{commit}}"]
+    names = [*filter(None, [facts.commit]), f"refs/tags/{facts.tag}^{{commit}}"]
     if facts.tree is not None:
         names += [tree.PRISTINE_REF, "HEAD"]
     for name in names:
@@ -199,7 +206,7 @@ def _commit_there(there: GitRepo, facts: Upstream) -> str:
     raise UpstreamError(
         f"{there.path} does not have llama.cpp {facts.tag}",
         evidence=[f"looked for commit {facts.commit} and tree {facts.tree}"],
-        hint=f"git -C {there.path} fetch origin {facts.commit}",
+        hint=f"git -C {there.path} fetch origin {facts.commit or facts.tag}",
     )
 
 
@@ -212,7 +219,7 @@ def _is_pin(repo: GitRepo, name: str, facts: Upstream) -> bool:
 
 def _commit_all(repo: GitRepo, facts: Upstream) -> str:
     repo.run("add", "--all", "--force", "--", ".")
-    message = f"llama.cpp {facts.tag}\n\nThe files of {facts.project} at {facts.commit}.\n"
+    message = f"llama.cpp {facts.tag}\n\nThe files of {facts.project} at {facts.source_id}.\n"
     commit_tree = ("commit-tree", repo.run("write-tree").text)
     return repo.run(*commit_tree, stdin=message.encode()).text
 
