@@ -75,9 +75,11 @@ def covering() -> list[Case]:
 
 
 def everything() -> Iterator[Case]:
-    """The whole matrix."""
-    for sizes in itertools.product(MODELS, BUDGETS, UBATCHES, THREADS, SHARDS, (0, 1)):
-        yield Case(*sizes)
+    """Every model with every budget, micro-batch and number of threads; the rest takes turns."""
+    sizes = itertools.product(MODELS, BUDGETS, UBATCHES, THREADS)
+    for number, (model, budget, ubatch, threads) in enumerate(sizes):
+        shards, prefetch = SHARDS[number % 2], number // 2 % 2
+        yield Case(model, budget, ubatch, threads, shards, prefetch)
 
 
 @dataclass(frozen=True)
