@@ -18,12 +18,16 @@ MODELS = {
     "F32": ("tiny-qwen3moe", {"type": "F32"}),
     "Q4_K": ("tiny", {"type": "Q4_K", "dense_type": "Q6_K", **K_QUANTS}),
     "IQ4_NL": ("tiny-qwen3moe", {"type": "IQ4_NL", **K_QUANTS}),
+    "IQ1_M": ("tiny-qwen3moe", {"type": "IQ1_M", "dense_type": "Q8_0", **K_QUANTS}),
+    "IQ2_XXS": ("tiny-qwen3moe", {"type": "IQ2_XXS", "dense_type": "Q8_0", **K_QUANTS}),
 }
 PLAIN = ("--no-repack", "--no-warmup")
 PATCHED_MODES = {
     "off": PLAIN,
     "fault": ("--no-repack", *streaming("fault")),
     "mmap": ("--no-repack", *streaming("mmap")),
+    "direct": ("--no-repack", *streaming("direct")),
+    "direct, 1 MiB": ("--no-repack", *streaming("direct"), "--expert-cache-size", "1"),
 }
 
 
@@ -51,8 +55,9 @@ def test_same_tokens_and_logits_from_shards(
     whole = make_tiny(tmp_path, preset)
     split = make_tiny(tmp_path, preset, shards=4)
     assert_same(base, patched, split, tmp_path)
-    flags = PATCHED_MODES["mmap"]
-    assert patched.logits(whole, tmp_path, *flags) == patched.logits(split, tmp_path, *flags)
+    for mode in ("mmap", "direct"):
+        flags = PATCHED_MODES[mode]
+        assert patched.logits(whole, tmp_path, *flags) == patched.logits(split, tmp_path, *flags)
 
 
 def test_off_is_the_unpatched_program_at_default_flags(
@@ -63,7 +68,7 @@ def test_off_is_the_unpatched_program_at_default_flags(
     assert patched.logits(model, tmp_path) == base.logits(model, tmp_path)
 
 
-@pytest.mark.parametrize("io", ["fault", "mmap"])
+@pytest.mark.parametrize("io", ["fault", "mmap", "direct"])
 def test_streaming_with_repacking_allowed(
     base: Llama, patched: Llama, tmp_path: Path, io: str
 ) -> None:
@@ -74,7 +79,7 @@ def test_streaming_with_repacking_allowed(
     assert patched.logits(model, tmp_path, *flags) == base.logits(model, tmp_path, *PLAIN)
 
 
-@pytest.mark.parametrize("io", ["fault", "mmap"])
+@pytest.mark.parametrize("io", ["fault", "mmap", "direct"])
 def test_runs_repeat_themselves(patched: Llama, tmp_path: Path, io: str) -> None:
     model = make_tiny(tmp_path, "tiny-qwen3moe")
     first, second = (patched.logits(model, tmp_path, *streaming(io)) for _ in range(2))
