@@ -26,6 +26,20 @@ EQUIVALENTS = (
         "the launcher says --load-mode; the older switches are deprecated or gone",
     ),
     Equivalent(
+        "load mode auto",
+        "include/llama.h",
+        r"\bLLAMA_LOAD_MODE_AUTO\b",
+        "none",
+        "the default may change with the system; the launcher always names a mode",
+    ),
+    Equivalent(
+        "no older load switches",
+        "common/arg.cpp",
+        r'(?s)\A(?=.)(?!.*"--no-mmap")',
+        "none",
+        "--mmap, --no-mmap, --mlock, --direct-io and their variables are gone: --load-mode only",
+    ),
+    Equivalent(
         "lazily read tensors",
         "common/arg.cpp",
         r'"--lazy-mode"',

@@ -31,7 +31,7 @@ from swapmoe.port_target import LATEST, Target
 JOBS = 2
 """Builds worked on, and so downloads, at once."""
 
-_VERSION = 2
+_VERSION = 3
 """Of the rules behind the verdicts: another one makes stored results void."""
 
 
