@@ -89,18 +89,32 @@ def test_the_floor_of_keep_recent(facts: ModelFacts) -> None:
         budget.check_limits(RunSettings(keep_recent=enough), facts, need)
 
 
-def test_the_floor_of_the_cache_size(facts: ModelFacts) -> None:
+@pytest.mark.parametrize("io", ["mmap", "fault"])
+def test_the_floor_of_the_cache_size(facts: ModelFacts, io: str) -> None:
     need = budget.demand(facts, [])
+
+    def check(size: int, demand: budget.Demand = need) -> None:
+        settings = RunSettings.model_validate({"cache_size": size, "io": io})
+        budget.check_limits(settings, facts, demand)
+
     for little in (MIB, 5 * MIB, 6 * MIB - 1):
         with pytest.raises(ModelError, match="below one token's demand") as caught:
-            budget.check_limits(RunSettings(cache_size=little), facts, need)
+            check(little)
         assert "--cache-size 6 " in caught.value.hint
     for enough in (0, 6 * MIB, 1 << 40):
-        budget.check_limits(RunSettings(cache_size=enough), facts, need)
+        check(enough)
     with pytest.raises(ModelError):
-        budget.check_limits(
-            RunSettings(cache_size=6 * MIB), facts, budget.Demand(3, facts.bytes_per_token(3))
-        )
+        check(6 * MIB, budget.Demand(3, facts.bytes_per_token(3)))
+
+
+@pytest.mark.parametrize("io", ["auto", "direct"])
+def test_a_cache_below_the_floor_is_only_noted_where_it_can_work(
+    facts: ModelFacts, io: str
+) -> None:
+    need = budget.demand(facts, [])
+    settings = RunSettings.model_validate({"cache_size": MIB, "io": io})
+    budget.check_limits(settings, facts, need)
+    assert "below one token's demand" in budget.remarks(settings, facts, need, 0)[0]
 
 
 def test_limits_that_limit_nothing_are_said(facts: ModelFacts) -> None:
