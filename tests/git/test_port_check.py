@@ -9,11 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from swapmoe import apply, cli, pins, port_check
+from swapmoe import apply, cli, pins, port_check, port_hooks, port_pick, series
 from swapmoe.errors import UpstreamError, UsageError
 from swapmoe.gitrepo import GitRepo
 from swapmoe.pins import Pin
 from swapmoe.port_hooks import Hook
+from swapmoe.port_text import Texts
 from tests.git.test_hostile import HOSTILE
 from tests.support.ports import LATER, Change, both, later, replace, write
 from tests.support.upstream import FILES, OVERLAY, Mini, mail
@@ -212,6 +213,32 @@ def test_plain_git_is_wrong_there(mini: Mini, twins: Pin) -> None:
     repo.run("checkout", "--quiet", "--detach", LATER)
     repo.run("apply", twins.series_dir / "graph-step.patch")
     assert "llama_expert" in (mini.clone / "src/twins.cpp").read_text().split("void second")[0]
+
+
+def test_a_result_that_loses_upstream_lines_is_a_conflict(
+    mini: Mini, pin: Pin, checkout: GitRepo
+) -> None:
+    """A rebase that was clean and deleted upstream code has happened to others (C13)."""
+    with checkout.scratch() as scratch:
+        steps = port_pick.pin_steps(scratch, "HEAD", series.read(pin.series_dir))
+        step = next(step for step in steps if "src/graph.cpp" in step.before)
+
+        def blob(text: str) -> str:
+            return scratch.run("hash-object", "-w", "--stdin", stdin=text.encode()).text
+
+        target = GRAPH.replace("gate(ctx);", "gate(ctx);\n    norm(logits);")
+        hook = "top_k(logits);\n    ids = llama_expert_observe(ctx, ids);"
+        good = target.replace("top_k(logits);", hook)
+        for text, verdict in (
+            (good, "offset"),
+            (good.replace("    norm(logits);\n", ""), "conflict"),
+        ):
+            tried = port_pick.Step(step, {"src/graph.cpp": blob(target)})
+            tried.merged = tried.strict = {"src/graph.cpp": blob(text)}
+            tried.strict_start = tried.start
+            (found,) = port_hooks.judge(Texts(scratch), tried, "src/graph.cpp", "src/graph.cpp")
+            assert found.verdict == verdict
+    assert found.why == "would delete 1 upstream lines: norm(logits);"
 
 
 def test_a_hook_that_no_trailer_names_is_noted(mini: Mini, twins: Pin) -> None:
