@@ -26,6 +26,8 @@ CORE_BYTES_PER_SECOND = (1.5e9, 4.0e9)
 (2 cores of a server, Q4_0, not repacked) and 2.8 GB/s (8 cores of a laptop with DDR4)."""
 MEMORY_BYTES_PER_SECOND = 60e9
 """Assumed: what all cores together get from memory at best."""
+LAYER_SECONDS = (20e-6, 200e-6)
+"""Assumed: what each layer takes besides, however small it is."""
 CORE_FLOPS = (10e9, 40e9)
 """Assumed: multiplications and additions of one core in prompts. Measured: 32e9 (Q4_0, AVX2)."""
 DISK_BYTES_PER_SECOND = (1.0e9, 3.0e9)
@@ -174,7 +176,8 @@ def _compute(facts: ModelFacts, machine: Machine) -> Range:
         min(machine.cores * rate, MEMORY_BYTES_PER_SECOND) for rate in CORE_BYTES_PER_SECOND
     )
     source = f"assumed: {low / GB:.0f} to {high / GB:.0f} GB/s of weights on {machine.cores} cores"
-    return Range(active / high, active / low, source)
+    quick, slow = (facts.trunk_layers * seconds for seconds in LAYER_SECONDS)
+    return Range(active / high + quick, active / low + slow, source)
 
 
 def _has_compute(run: Run) -> bool:
