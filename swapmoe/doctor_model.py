@@ -11,7 +11,6 @@ from statistics import median_low
 from swapmoe import blockdev, diskprobe, filesystems, gguf_info, history
 from swapmoe.diskprobe import Probe
 from swapmoe.errors import ModelError, SwapmoeError, ToolError
-from swapmoe.filesystems import Place
 from swapmoe.findings import Finding, gib
 from swapmoe.gguf_info import ModelFacts
 
@@ -77,9 +76,7 @@ def _told(error: SwapmoeError) -> str:
 
 
 def _places(shards: Sequence[Path]) -> Iterator[Finding]:
-    by_place: dict[Place, list[Path]] = {}
-    for shard in shards:
-        by_place.setdefault(filesystems.place_of(shard), []).append(shard)
+    by_place = filesystems.places(shards)
     for place, files in by_place.items():
         which = "" if len(by_place) == 1 else f"{len(files)} of {len(shards)} files: "
         on = f" on {place.device} ({place.medium})" if place.device else f" ({place.medium})"

@@ -20,11 +20,14 @@ _MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _HOST = {"9p", "drvfs", "virtiofs", "vboxsf", "vmhgfs", "prl_fs"}
 _PACKED = {"squashfs", "erofs", "cramfs"}
 _DEEPEST = 8
+_VIRTUAL_NAME = re.compile(r"(vd|xvd)[a-z]")
+_VIRTUAL_MAKER = re.compile(r"QEMU|VBOX|VMware|Virtual|Msft|Google|Amazon", re.IGNORECASE)
+"""Disks of virtual machines, which say that they rotate whatever they are made of."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a file lies. `medium` is ssd, hdd, usb, ram, network or unknown.
+    """Where a file lies. `medium` is ssd, hdd, usb, virtual, ram, network or unknown.
 
     `device` is the disk's name, "" where there is none or it cannot be told.
     """
@@ -66,6 +69,14 @@ def place_of(path: Path, mounts: Path = MOUNTS, system: Path = SYS) -> Place:
     return Place(best.mount, best.kind, best.source, best.options, name, medium)
 
 
+def places(shards: Sequence[Path]) -> dict[Place, list[Path]]:
+    """The places of a model's files, with the files at each."""
+    found: dict[Place, list[Path]] = {}
+    for shard in shards:
+        found.setdefault(place_of(shard), []).append(shard)
+    return found
+
+
 def _mounts(file: Path) -> Iterator[tuple[Place, str]]:
     """Every mount of a mountinfo file (proc_pid_mountinfo(5)) with its device number."""
     try:
@@ -100,7 +111,7 @@ def _medium(place: Place, number: str, system: Path) -> tuple[str, str]:
         return "", "unknown"
     disks = list(_disks(block.resolve(), _DEEPEST))
     kinds = {_kind_of_disk(disk) for disk in disks}
-    worst = next((kind for kind in ("usb", "hdd", "ssd") if kind in kinds), "unknown")
+    worst = next((kind for kind in ("usb", "hdd", "virtual", "ssd") if kind in kinds), "unknown")
     return ", ".join(disk.name for disk in disks), worst
 
 
@@ -125,7 +136,11 @@ def _kind_of_disk(disk: Path) -> str:
 
     if flag("removable") == "1" or any(re.fullmatch(r"usb\d+", part) for part in disk.parts):
         return "usb"
-    return {"1": "hdd", "0": "ssd"}.get(flag("queue/rotational"), "unknown")
+    if flag("queue/rotational") != "1":
+        return "ssd" if flag("queue/rotational") == "0" else "unknown"
+    maker = f"{flag('device/vendor')} {flag('device/model')}"
+    is_virtual = _VIRTUAL_NAME.match(disk.name) or _VIRTUAL_MAKER.search(maker)
+    return "virtual" if is_virtual else "hdd"
 
 
 def _from_psutil(path: Path) -> Place:
@@ -174,8 +189,8 @@ def warnings(place: Place) -> Sequence[str]:
         )
     elif place.medium == "hdd":
         found.append(
-            f"the disk {place.device} says it rotates: slices at random places come at the speed "
-            "of its head (virtual disks may say so too; believe the measured figures)"
+            f"the disk {place.device} rotates: slices at random places come at the speed of its "
+            "head; put the model on a solid state disk"
         )
     if place.compressed:
         found.append(
@@ -188,3 +203,14 @@ def warnings(place: Place) -> Sequence[str]:
             "instead, so that reads reach its filesystem directly"
         )
     return found
+
+
+def to_json(place: Place) -> dict[str, object]:
+    """A place and its warnings, for machines."""
+    return {
+        "mount": place.mount,
+        "filesystem": place.kind,
+        "device": place.device,
+        "medium": place.medium,
+        "warnings": list(warnings(place)),
+    }

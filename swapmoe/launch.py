@@ -12,6 +12,7 @@ from swapmoe import (
     binhelp,
     budget,
     console,
+    filesystems,
     flags,
     gguf_info,
     health,
@@ -27,6 +28,7 @@ from swapmoe.activation import Expected
 from swapmoe.budget import Demand
 from swapmoe.config import RunSettings, ServeSettings
 from swapmoe.errors import UsageError
+from swapmoe.filesystems import Place
 from swapmoe.flag_table import Launch, rows
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.health import Endpoint
@@ -73,6 +75,7 @@ class Plan:
     expected: Expected | None
     receipt: Receipt
     preset: Preset
+    places: tuple[Place, ...]
     endpoint: Endpoint | None = None
     shared_port: bool = False
     limit: Limit | None = None
@@ -96,6 +99,7 @@ class Plan:
                 for option, values, purpose in self.options
             ],
             "version": self.receipt.version_line,
+            "places": [filesystems.to_json(place) for place in self.places],
             "plan": plan_text.to_json(self.preset.plan),
             "url": self.endpoint.url if self.endpoint else None,
             "memory_limit": {"bytes": self.limit.size, "by": self.limit.how}
@@ -156,7 +160,9 @@ def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) ->
     demand = budget.demand(facts, given)
     budget.check_limits(request.settings, facts, demand)
     remarks = budget.remarks(request.settings, facts, demand, drafted)
-    for remark in remarks + adapters.check(given, facts):
+    places = filesystems.places(facts.shards)
+    slow = [text for place in places for text in filesystems.warnings(place)]
+    for remark in remarks + adapters.check(given, facts) + slow:
         console.note(remark)
     for option in given:
         if option.name in ("-cram", "--cache-ram") and option.value == "-1":
@@ -182,6 +188,7 @@ def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) ->
         expected=None if ends_at_once else expected,
         receipt=receipt,
         preset=preset,
+        places=tuple(places),
         endpoint=health.endpoint(launch.serve, given, env) if launch.serve else None,
         shared_port="--reuse-port" in names or bool(env.get("LLAMA_ARG_REUSE_PORT")),
         limit=limits.choose(request.settings.memory_limit)
@@ -221,6 +228,10 @@ def describe(plan: Plan) -> Sequence[str]:
         f"{plan.demand.bytes_per_token:,} bytes per token",
         f"{plan.receipt.version_line}",
         plan.preset.summary,
+        *(
+            f"on {place.kind}, {place.device or 'no disk'} ({place.medium}), at {place.mount}"
+            for place in plan.places
+        ),
         *(
             f"{' '.join([option, *values])}: {purpose}"
             for option, values, purpose in plan.options

@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from swapmoe import pins
+from swapmoe import filesystems, pins
 from swapmoe.build import BuildOptions, ensure_built
+from swapmoe.filesystems import Place
 from swapmoe.receipts import Receipt
 from tests.support.building import Workshop
 from tests.support.headers import MOE, ROWS, gguf, write
+
+NVME = Place("/", "ext4", "/dev/nvme0n1p2", ("rw",), "nvme0n1", "ssd")
 
 
 @pytest.fixture
@@ -17,6 +20,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     made.cpu("avx2")
     monkeypatch.setattr(pins, "load", lambda _name=None: made.pin)
     monkeypatch.chdir(made.root)
+    monkeypatch.setattr(filesystems, "place_of", lambda _path: NVME)
     return made
 
 

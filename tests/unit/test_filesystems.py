@@ -113,9 +113,22 @@ def test_rotating_removable_and_usb_disks(system: System) -> None:
     system.disk("mmcblk0", "179:0", removable="1")
     system.mount("stick", "exfat", "8:16")
     system.disk("sdb", "8:16", bus="pci0/usb2/2-1")
-    assert "says it rotates" in warnings(system.place("hdd/x"))[0]
+    assert "sda rotates" in warnings(system.place("hdd/x"))[0]
     assert "sdb is removable or on USB" in warnings(system.place("stick/x"))[0]
     assert system.place("card/x").medium == "usb"
+
+
+@pytest.mark.parametrize(("name", "model"), [("vda", ""), ("xvdb", ""), ("sdc", "Virtual Disk")])
+def test_a_virtual_disk_that_says_it_rotates_is_not_believed(
+    system: System, name: str, model: str
+) -> None:
+    system.mount("m", "ext4", "8:5")
+    disk = system.disk(name, "8:5", rotational="1")
+    (disk / "device").mkdir()
+    (disk / "device/model").write_text(model)
+    found = system.place("m/x")
+    assert found.medium == "virtual"
+    assert warnings(found) == []
 
 
 def test_partitions_and_stacked_devices_lead_to_their_disks(system: System) -> None:

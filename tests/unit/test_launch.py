@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from swapmoe import limits, receipts
+from swapmoe import filesystems, limits, receipts
 from swapmoe.build import BuildOptions, ensure_built
 from swapmoe.cgroup import MemoryGroup
 from swapmoe.cli import main
+from swapmoe.filesystems import Place
 from swapmoe.limits import Limit
 from swapmoe.receipts import Receipt
 from tests.support.building import Workshop, make_pin
@@ -66,6 +67,22 @@ def test_dry_run_prints_a_command_to_paste(
     script.chmod(0o755)
     assert subprocess.run([script], capture_output=True, check=True).stdout == b"hello\n"
     assert "LLAMA_ARG_MLOCK" not in shop.tools.seen()["env"]
+
+
+def test_a13_a_slow_place_is_warned_about_before_the_start(
+    built: Receipt,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = Place("/mnt/c", "9p", "C:", ("rw", "aname=drvfs"), "", "unknown")
+    monkeypatch.setattr(filesystems, "place_of", lambda _path: place)
+    assert main(["run", "-m", str(model), "-p", "hi", "--dry-run", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert err.startswith("note: 9p goes through the host for every read")
+    (found,) = json.loads(out)["places"]
+    assert (found["filesystem"], found["medium"]) == ("9p", "unknown")
+    assert found["warnings"]
 
 
 def test_dry_run_json(built: Receipt, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
