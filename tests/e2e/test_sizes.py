@@ -32,7 +32,7 @@ _WEIGHTS = re.compile(r"(\w+) model buffer size =\s*([\d.]+) MiB")
 class Printed:
     """Sizes in MiB: of what a context keeps (and of how many buffers), to compute, of weights.
 
-    `weights` is None when some were repacked: they are printed twice then.
+    `weights` is None when some were repacked (for AMX, say): they are printed twice then.
     """
 
     context: float
@@ -57,7 +57,7 @@ def bench(llama: Llama, model: Path, kv_type: str = "f16") -> Printed:
     kept = [float(size) for size in _CONTEXT.findall(log)]
     (working,) = _COMPUTE.findall(log)
     loaded = dict(_WEIGHTS.findall(log))
-    mapped = None if "CPU_REPACK" in loaded else float(loaded["CPU_Mapped"])
+    mapped = float(loaded["CPU_Mapped"]) if set(loaded) == {"CPU_Mapped"} else None
     return Printed(sum(kept), len(kept), float(working), mapped)
 
 
