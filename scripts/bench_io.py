@@ -122,20 +122,28 @@ def run_at_limit(driver: Driver, samples: Sequence[Sample], limits: Limits) -> l
     return [f"decode: {OWN} in {limit / MIB:.0f} MiB, all it should need: {speed}"]
 
 
+def what_is_left(memory: int, task: Task, samples: Sequence[Sample]) -> int:
+    """Return the MiB that the buffers of a task leave of `memory`, as earlier runs had them."""
+    known = [sum(s.buffers.values()) for s in samples if s.task == task.name and s.buffers]
+    return max(1, (memory - MARGIN - max(known)) // MIB) if known else 0
+
+
 def measure_row(driver: Driver, row: Row, steps: list[Step], options: "Options") -> Result:
     """Measure all steps of a row."""
     started = time.monotonic()
     facts, limit = driver.facts, row.limit(driver.facts.file_bytes)
-    order = bench_rows.in_order(steps, options.rounds)
-    samples = [
-        driver.run(step.engine, step.task, limit, f"{number + 1}/{options.rounds}")
-        for number, step in order
-    ]
+    dense = facts.tensor_bytes - facts.routed_bytes
+    samples: list[Sample] = []
+    for number, step in bench_rows.in_order(steps, options.rounds):
+        engine = step.engine
+        if options.fill and engine.io == OWN:
+            engine = replace(engine, cache_mib=what_is_left(limit - dense, step.task, samples))
+        samples.append(driver.run(engine, step.task, limit, f"{number + 1}/{options.rounds}"))
     probe = probe_disk(facts, samples)
     tasks = [task for task in bench_rows.IN_MEMORY if any(s.task.name == task.name for s in steps)]
     limits = Limits(
         experts=facts.routed_bytes,
-        dense=facts.tensor_bytes - facts.routed_bytes,
+        dense=dense,
         demand=facts.bytes_per_token(facts.expert_used_count),
         bandwidth=probe.total / probe.seconds,
         depth=probe.depth,
@@ -188,6 +196,7 @@ class Options:
     threads: int
     quick: bool
     resident: bool
+    fill: bool
     remove: bool
 
 
@@ -227,6 +236,9 @@ NAMES = [row.preset for row in ROWS]
 @click.option("--row", "names", type=click.Choice(NAMES), multiple=True, help="Only these rows.")
 @click.option("--quick", is_flag=True, help="One round, without prefetch and long prompts.")
 @click.option("--resident", is_flag=True, help="Also with all experts in memory.")
+@click.option(
+    "--fill", is_flag=True, help="Give direct all memory but 64 MiB, not what it takes itself."
+)
 @click.option("-m", "--model", type=FILE, help="Instead of the model of the row.")
 @click.option("--ratio", type=click.FloatRange(0.1), help="File size / memory, not the row's.")
 @click.option("--base", type=FOLDER, help="Unpatched programs.  [compiled when needed]")
@@ -241,6 +253,7 @@ def main(
     names: tuple[str, ...],
     quick: bool,
     resident: bool,
+    fill: bool,
     model: Path | None,
     ratio: float | None,
     base: Path | None,
@@ -260,7 +273,7 @@ def main(
     signal.signal(signal.SIGTERM, interrupt)
     rows = [row for row in ROWS if row.preset in names or not names]
     rows = [replace(row, ratio=ratio) if ratio else row for row in rows]
-    options = Options(1 if quick else rounds, threads, quick, resident, remove)
+    options = Options(1 if quick else rounds, threads, quick, resident, fill, remove)
     try:
         if model and len(rows) > 1:
             raise UsageError("--model goes with one --row", hint=f"--row {NAMES[0]}")
@@ -273,7 +286,8 @@ def main(
                 f"device {device.name}: read-ahead {kib} KiB (was {before}); page cache dropped "
                 "before each run",
                 f"llama-bench with random tokens, {threads} threads; medians of {options.rounds} "
-                "alternating rounds, what is not in each of them of one",
+                "alternating rounds, what is not in each of them of one; budget of direct: "
+                + ("what dense weights, buffers and 64 MiB leave" if fill else "its own choice"),
             ]
             for fact in facts:
                 console.say(fact)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swapmoe import blockdev
+from swapmoe.gguf_info import inspect
 from tests.support.models import make_tiny
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "bench_io.py"
@@ -44,8 +45,13 @@ def command(tmp_path: Path, *argv: str, patched: str = PROGRAM, row: str = ROW) 
 
 
 def run(argv: list[str], cache: Path) -> "subprocess.CompletedProcess[str]":
+    """Run it, and see that its memory group is gone."""
     env = {**os.environ, "SWAPMOE_CACHE_DIR": str(cache)}
-    return subprocess.run(argv, capture_output=True, text=True, env=env)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdout=pipe, stderr=pipe, text=True, env=env) as child:
+        out, err = child.communicate()
+    assert list(Path("/sys/fs/cgroup").glob(f"**/swapmoe-{child.pid}")) == []
+    return subprocess.CompletedProcess(argv, child.returncode, out, err)
 
 
 @pytest.mark.usefixtures("can_measure")
@@ -74,7 +80,21 @@ def test_one_command_gives_table_and_data(tmp_path: Path) -> None:
     assert names.count(("prefill 2048", "direct")) == names.count(("prefill 512", "mmap")) == 1
     assert all(s["peak"] for s in row["samples"])
     assert blockdev.device_of(tmp_path).read_ahead.read_text() == before
-    assert list(Path("/sys/fs/cgroup").glob("**/swapmoe-*")) == []
+
+
+@pytest.mark.usefixtures("can_measure")
+def test_filling_memory(tmp_path: Path) -> None:
+    """All but dense weights, the 3 MiB that the program says and 64 MiB."""
+    seen = tmp_path / "seen"
+    done = run(
+        command(tmp_path, "--quick", "--fill", patched=f"{PROGRAM}echo $* >>{seen}"), tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    model = inspect(next(tmp_path.glob("tiny-*.gguf")))
+    dense = model.tensor_bytes - model.routed_bytes
+    left = (int(model.file_bytes / 0.1) - dense - (67 << 20)) >> 20
+    flags = [line for line in seen.read_text().splitlines() if "-eio direct " in line]
+    assert [line.count(f"-ecs {max(1, left)} ") for line in flags[:2]] == [1, 1]
 
 
 @pytest.mark.usefixtures("can_measure")
