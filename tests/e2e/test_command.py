@@ -100,14 +100,23 @@ def test_the_floors_are_the_engines(
     tmp_path: Path, patched: Llama, ours: list[str], theirs: list[str], floor: str
 ) -> None:
     model = floors(tmp_path)
-    refused = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", *ours)
+    argv = ("run", "-m", model, "-p", "Hello", "-n", "4", "--io", "mmap")
+    refused = swapmoe(*argv, *ours)
     assert refused.returncode == 9
     assert f"{ours[0]} {floor} " in refused.stderr
-    engine = patched.complete(model, *STREAMING, *theirs, n=1, check=False)
+    mapped = (*STREAMING, "--expert-io", "mmap")
+    engine = patched.complete(model, *mapped, *theirs, n=1, check=False)
     assert engine.returncode != 0
     assert f"the floor is {floor}" in engine.stderr
-    at_floor = swapmoe("run", "-m", model, "-p", "Hello", "-n", "4", ours[0], floor)
+    at_floor = swapmoe(*argv, ours[0], floor)
     assert at_floor.returncode == 0, at_floor.stderr
+
+
+def test_a_cache_below_the_floor_works_in_direct(tmp_path: Path) -> None:
+    argv = ("run", "-m", floors(tmp_path), "-p", "Hello", "-n", "4")
+    done = swapmoe(*argv, "--io", "direct", "--cache-size", "1")
+    assert done.returncode == 0, done.stderr
+    assert "most experts are read again" in done.stderr
 
 
 def test_what_is_not_confirmed_fails(tmp_path: Path) -> None:
