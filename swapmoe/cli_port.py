@@ -180,6 +180,8 @@ def finish(to: str | None, tag: str | None, commit: str | None, forget: bool) ->
     console.out().print(f"{pin.tag}: {pin.series_dir} (tree {pin.manifest.series.tree})")
     for title in done.unexplained:
         console.note(f"explain in PORTING.md: {title}")
+    for text in done.unnamed:
+        console.note(text)
     if forget:
         port_work.forget(work)
     console.out().print(f"next: swapmoe build --pin {pin.tag}")

@@ -67,6 +67,16 @@ def prepare(repo: GitRepo, base: str, series: Series) -> Prepared:
     return Prepared(repo, base, series, port_pick.pin_steps(repo, base, series))
 
 
+def unnamed(ready: Prepared) -> list[str]:
+    """What to say about hooks whose function is in no ``Hook:`` trailer."""
+    texts = Texts(ready.repo)
+    return [
+        f"no Hook: trailer of {hook.patch} names {hook.file} {hook.function}"
+        for step in ready.steps
+        for hook in port_hooks.unnamed(texts, step)
+    ]
+
+
 def compare(ready: Prepared, tag: str, target: Target) -> tuple[Report, list[Step]]:
     """The verdicts on one target, and the patches on it."""
     repo = ready.repo
@@ -96,9 +106,6 @@ def compare(ready: Prepared, tag: str, target: Target) -> tuple[Report, list[Ste
     words = port_equiv.new_expert_words(repo, target.commit)
     if words:
         notes.append(f"upstream names expert tensors this tool does not know: {', '.join(words)}")
-    patches = {step.pin.patch.name: step.pin.patch for step in steps}
-    for hook in hooks:
-        if port_hooks.unnamed(patches[hook.patch], hook):
-            notes.append(f"no Hook: trailer of {hook.patch} names {hook.file} {hook.function}")
+    notes += unnamed(ready)
     names = tuple(item.name for item in here)
     return Report(tag, target, tuple(hooks), problems, names, tuple(notes)), steps

@@ -29,13 +29,15 @@ from swapmoe.port_work import Work
 class Finished:
     """A written pin; ``overlay_edits`` are overlay files taken over from the work tree.
 
-    ``unexplained`` are hooks in PORTING.md that still need a line by hand.
+    ``unexplained`` are hooks in PORTING.md that still need a line by hand; ``unnamed`` says which
+    hooks are in a function that no trailer names.
     """
 
     pin: Pin
     base: str
     overlay_edits: tuple[str, ...]
     unexplained: tuple[str, ...]
+    unnamed: tuple[str, ...]
 
 
 def finish(work: Work, *, tag: str | None = None, commit: str | None = None) -> Finished:
@@ -72,13 +74,17 @@ def finish(work: Work, *, tag: str | None = None, commit: str | None = None) -> 
             with store.scratch() as scratch:
                 ready = port_check.prepare(scratch, work.base, series.read(old.series_dir))
                 report, _ = port_check.compare(ready, work.pin, work.target)
+                ported = port_check.prepare(scratch, work.target.commit, series.read(new))
+                unnamed = port_check.unnamed(ported)
         if (folder / port_notes.NAME).is_file():
             shutil.copyfile(folder / port_notes.NAME, new / port_notes.NAME)
         unexplained = port_notes.write(new, report, facts.tag, ranges)
         _replace(new, folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    return Finished(pins.load(facts.tag), work.target.commit, edits, tuple(unexplained))
+    return Finished(
+        pins.load(facts.tag), work.target.commit, edits, tuple(unexplained), tuple(unnamed)
+    )
 
 
 def _facts(work: Work, tag: str | None, commit: str | None) -> Upstream:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from swapmoe.port_pick import Region, Step
+from swapmoe.port_pick import PinStep, Region, Step
 from swapmoe.port_scope import FILE_SCOPE
 from swapmoe.port_text import Line, Texts
 from swapmoe.series import Patch
@@ -47,7 +47,7 @@ class Hook:
 
 def judge(texts: Texts, step: Step, path: str, place: str | None) -> list[Hook]:
     """The verdicts on one file of one patch. ``place`` is the target's path, None when gone."""
-    hunks = _pin_hunks(texts, step, path)
+    hunks = _pin_hunks(texts, step.pin, path)
     if place is None or path not in step.start:
         return [replace(hunk.hook, verdict="gone", why="the file is gone") for hunk in hunks]
     if step.start[path] == step.pin.before[path]:
@@ -63,17 +63,23 @@ def judge(texts: Texts, step: Step, path: str, place: str | None) -> list[Hook]:
     return _File(texts, step, path, place, hunks).verdicts()
 
 
-def unnamed(patch: Patch, hook: Hook) -> bool:
-    """Whether the function of a hook is in none of the patch's ``Hook:`` trailers."""
-    if hook.function == FILE_SCOPE:
-        return False
+def unnamed(texts: Texts, pin: PinStep) -> list[Hook]:
+    """Hooks of a patch whose function is in none of its ``Hook:`` trailers."""
+    return [
+        hunk.hook
+        for path in pin.before
+        for hunk in _pin_hunks(texts, pin, path)
+        if hunk.hook.function != FILE_SCOPE and not _is_named(pin.patch, hunk.hook)
+    ]
+
+
+def _is_named(patch: Patch, hook: Hook) -> bool:
     for value in patch.trailer("Hook"):
         path, _, function = value.replace(": ", " ", 1).partition(" ")
         last = re.escape(function.removesuffix("()").rsplit("::", 1)[-1].rsplit("(", 1)[-1])
-        named = re.search(rf"(?<!\w){last}(?!\w)", hook.function)
-        if path == hook.file and last and named:
-            return False
-    return True
+        if path == hook.file and last and re.search(rf"(?<!\w){last}(?!\w)", hook.function):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,7 @@ class _Landing:
         return tuple(line.after for line in self.lines)
 
 
-def _pin_hunks(texts: Texts, step: Step, path: str) -> list[_Hunk]:
-    pin = step.pin
+def _pin_hunks(texts: Texts, pin: PinStep, path: str) -> list[_Hunk]:
     change = next(change for change in pin.patch.changes if change.path == path)
     left = list(texts.change(path, pin.before[path], pin.after[path]).added)
     found = []

@@ -57,6 +57,7 @@ def test_a_whole_port(started: port_work.Work, mini: Mini, pin: Pin) -> None:
     with port_store.locked() as store:
         assert lint.lint(done.pin.series_dir, store, done.base).findings == ()
     assert done.unexplained == ("src/graph.cpp 1: build_moe",)
+    assert done.unnamed == ()
     notes = (done.pin.series_dir / "PORTING.md").read_text()
     assert "pick(logits)" in notes.split("## Old and new")[1]
     assert "conflict: upstream changed the same place" in notes
@@ -77,6 +78,18 @@ def test_finishing_twice_gives_the_same_bytes_and_keeps_what_was_written(
     assert port_finish.finish(started).unexplained == ()
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == first
     assert sorted(path.name for path in mini.patches.iterdir()) == ["PIN", TAG, LATER]
+
+
+def test_a_hook_that_moved_to_another_function_is_told(started: port_work.Work) -> None:
+    resolve(started)
+    file = started.path / "src/graph.cpp"
+    moved = f"tensor * other(context & ctx) {{\n    tensor * ids = x(ctx);\n{HOOK}}}\n"
+    text = file.read_text()
+    file.write_text(f"{text.replace(HOOK, '')}\n{moved} // after build_moe\n")
+    port_work.resume(started)
+    assert port_finish.finish(started).unnamed == (
+        "no Hook: trailer of graph-observe-top-k.patch names src/graph.cpp other",
+    )
 
 
 def test_a_skipped_patch_is_left_out(started: port_work.Work, pin: Pin) -> None:
