@@ -92,11 +92,17 @@ def builds(name: str | None) -> list[Finding]:
         pin = pins.load(name)
     except SwapmoeError as error:
         return [Finding("bad", "pin", "; ".join([error.message, *error.evidence]), error.hint)]
-    found = [Finding("ok", "pin", f"llama.cpp {pin.tag}, commit {pin.commit}"), _source(pin)]
+    found = [_pin(pin), _source(pin)]
     receipt = receipts.latest(pin.tag)
     if receipt is None:
         return [*found, Finding("note", "build", "none yet", "swapmoe build")]
     return [*found, *_build(pin, receipt)]
+
+
+def _pin(pin: Pin) -> Finding:
+    others = ", ".join(tag for tag in pins.known_tags() if tag != pin.tag)
+    text = f"llama.cpp {pin.tag}, commit {pin.commit}"
+    return Finding("ok", "pin", text + (f"; with --pin also {others}" if others else ""))
 
 
 def _source(pin: Pin) -> Finding:
