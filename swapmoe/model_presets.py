@@ -78,7 +78,7 @@ PRESETS = {
         ctx=32768,
         type="Q2_K",
         dense_type="Q8_0",
-        locality=0.32,
+        locality=0.25,
     ),
     "minimax-iq1_m": ModelSpec(
         arch="qwen3moe",
@@ -96,7 +96,7 @@ PRESETS = {
         down_type="Q2_K",
         dense_type="Q8_0",
         embd_type="Q8_0",
-        locality=0.45,
+        locality=0.3,
     ),
     "deepseek-v4-iq1_m": ModelSpec(
         arch="qwen3moe",
@@ -113,6 +113,6 @@ PRESETS = {
         type="IQ1_M",
         down_type="Q2_K",
         dense_type="Q8_0",
-        locality=0.58,
+        locality=0.4,
     ),
 }
