@@ -71,8 +71,8 @@ void llama_expert_context::observe_op(ggml_tensor * dst, const ggml_tensor * ids
 
     if (ith == 0) {
         stream.use(l, is_needed);
-        // by then a batch has chosen all but a fiftieth of the experts: 1 - exp(-4)
-        if (n.next && n_tokens*n_used >= 4*n.next->n_expert) {
+        // a batch that uses nearly all experts of one layer does so in the next; a long one of much the same tokens need not
+        if (n.next && n_tokens > 1 && 10*std::count(is_needed, is_needed + l.n_expert, 1) >= 9*l.n_expert) {
             stream.predict(*n.next, llama_expert_set(n.next->n_expert, 1));
         }
     }
@@ -100,8 +100,10 @@ void llama_expert_context::predict_from_tokens(const int32_t * tokens, uint32_t 
     }
 }
 
-void llama_expert_context::begin_pass(const int32_t * tokens, uint32_t n_tokens) {
-    stream.begin_pass();
+bool llama_expert_context::begin_pass(const int32_t * tokens, uint32_t n_tokens) {
+    if (!stream.begin_pass()) {
+        return false;
+    }
     if (stream.params.fixation > 0 && !is_warmup) {
         pass_of_window = pass_of_window % stream.params.fixation + 1;
         if (pass_of_window == 1) {
@@ -113,6 +115,7 @@ void llama_expert_context::begin_pass(const int32_t * tokens, uint32_t n_tokens)
     if (stream.params.prefetch && tokens) {
         predict_from_tokens(tokens, n_tokens);
     }
+    return true;
 }
 
 bool llama_expert_context::end_pass() {
@@ -154,7 +157,7 @@ bool llama_expert_context_warmup(llama_expert_context * context, bool value) {
 
 llama_expert_pass::llama_expert_pass(llama_expert_context * context, const int32_t * tokens, uint32_t n_tokens) : context(context) {
     if (context) {
-        context->begin_pass(tokens, n_tokens);
+        is_begun = context->begin_pass(tokens, n_tokens);
     }
 }
 

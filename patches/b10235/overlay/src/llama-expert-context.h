@@ -25,7 +25,7 @@ struct llama_expert_context {
     ggml_tensor * observe(ggml_context * ctx, ggml_tensor * ids, const ggml_tensor * down_exps);
 
     // tokens may be null: a batch of embeddings
-    void begin_pass(const int32_t * tokens, uint32_t n_tokens);
+    bool begin_pass(const int32_t * tokens, uint32_t n_tokens); // false: the pass must not be computed, only ended
     bool end_pass(); // false: experts could not be read, the results are of no use
 
     // how many nodes a graph of this context has more
@@ -69,11 +69,15 @@ struct llama_expert_pass {
     llama_expert_pass(const llama_expert_pass &) = delete;
     llama_expert_pass & operator=(const llama_expert_pass &) = delete;
 
+    // false: do not compute, a file of the model is no longer what it was
+    bool may_run() const { return is_begun; }
+
     // false: experts could not be read, the results are of no use
     bool end();
 
 private:
     llama_expert_context * context; // null when it has ended
+    bool                   is_begun = true;
 };
 
 uint32_t llama_expert_context_n_nodes(const llama_expert_context * context);

@@ -110,7 +110,11 @@ void llama_expert_direct::open_arena() {
         const uint64_t reserve   = 256*1024*1024 + available/16 + resident;
         size = available == 0 ? size : std::min(size, std::max(available - std::min(available, reserve), std::max(demand, floor)));
     }
-    arena = std::make_unique<llama_expert_arena>(size, classes);
+    try {
+        arena = std::make_unique<llama_expert_arena>(size, classes);
+    } catch (const std::bad_alloc &) {
+        throw std::runtime_error(format("expert_stream: no memory for experts: %.2f MiB", mib(size)));
+    }
     states      .resize(arena->n_slots());
     class_states.resize(classes.size());
 
@@ -127,34 +131,49 @@ void llama_expert_direct::open_arena() {
 // passes
 //
 
-void llama_expert_direct::begin_pass() {
-    pass_mutex.lock();
-
-    std::lock_guard<std::mutex> lock(mutex);
+void llama_expert_direct::look_at_files() {
     for (const auto & it : files) {
         if (pass_error.empty()) {
             pass_error = it.second->changes();
         }
     }
+}
+
+bool llama_expert_direct::begin_pass() {
+    pass_mutex.lock();
+
+    std::lock_guard<std::mutex> lock(mutex);
+    look_at_files();
     if (!arena) {
         try {
             open_arena();
         } catch (const std::exception & e) {
-            pass_error = format("no memory for experts: %s", e.what());
+            pass_error = e.what();
         }
     }
+    return pass_error.empty();
+}
+
+// no read of a pass that failed may end in the next one
+void llama_expert_direct::drain(std::unique_lock<std::mutex> & lock) {
+    for (const auto slot : reader->drop_waiting()) {
+        end_part(slot, true);
+    }
+    changed.wait(lock, [this]() { return n_reading == 0; });
 }
 
 bool llama_expert_direct::end_pass() {
     bool ok;
     {
-        std::lock_guard<std::mutex> lock(mutex);
-        end_layer();
+        std::unique_lock<std::mutex> lock(mutex);
         ahead.clear();
+        end_layer();
         lose_ahead(-1);
+        look_at_files(); // what was read since may be of another file
         ok = pass_error.empty();
         if (!ok) {
             LLAMA_LOG_ERROR("expert_stream: %s\n", pass_error.c_str());
+            drain(lock);
             pass_error.clear();
         }
     }
@@ -360,6 +379,7 @@ void llama_expert_direct::load(uint32_t id) {
     const uint32_t slot = s.slot;
     const uint64_t size = align_up((n_all + st.n_parts - 1)/st.n_parts);
     st.n_parts = (n_all + size - 1)/size;
+    n_reading += st.n_parts;
     for (uint64_t i = 0; i < n_all; i += size) {
         const uint64_t n = std::min(size, n_all - i);
         reader->push({ s.file, first + i, addr + i, (size_t) n, (size_t) std::min(n, n_needed - i), slot });
@@ -368,16 +388,24 @@ void llama_expert_direct::load(uint32_t id) {
 
 void llama_expert_direct::on_read(uint32_t slot, const std::string & error) {
     std::lock_guard<std::mutex> lock(mutex);
-    auto & st = states[slot];
-    auto & s  = all[(*arena)[slot].slice];
     if (!error.empty()) {
-        st.is_failed = true;
         counters.n_errors++;
-        if ((s.is_needed || st.n_held > 0) && pass_error.empty()) {
+        if ((all[(*arena)[slot].slice].is_needed || states[slot].n_held > 0) && pass_error.empty()) {
             pass_error = error;
             wake();
         }
     }
+    end_part(slot, !error.empty());
+    if (n_reading == 0) {
+        changed.notify_all();
+    }
+}
+
+void llama_expert_direct::end_part(uint32_t slot, bool is_failed) {
+    auto & st = states[slot];
+    auto & s  = all[(*arena)[slot].slice];
+    n_reading--;
+    st.is_failed = st.is_failed || is_failed;
     if (--st.n_parts > 0) {
         return;
     }

@@ -46,7 +46,8 @@ struct llama_expert_direct {
     // after the last tensor; demand is what one token needs, resident what the mapped weights take beside
     void start(uint64_t demand, uint64_t resident);
 
-    void begin_pass();
+    // false when the pass must not be computed, since a file is no longer what it was; to be ended all the same
+    bool begin_pass();
 
     // false when not all slices could be read: what the pass computed is of no use
     bool end_pass();
@@ -124,7 +125,11 @@ private:
     void wait(std::unique_lock<std::mutex> & lock);
     void wake();
 
+    void look_at_files();
+    void drain(std::unique_lock<std::mutex> & lock);
+
     void on_read(uint32_t slot, const std::string & error);
+    void end_part(uint32_t slot, bool is_failed);
 
     const uint64_t cache_size;
     const int      n_threads;
@@ -155,6 +160,7 @@ private:
     std::string                         pass_error;
     std::unique_ptr<llama_expert_memory> zeros;          // instead of a slice that could not be read
     uint64_t                            n_resident = 0;
+    uint64_t                            n_reading  = 0; // parts of slices
 
     int                                   n_waiting = 0;
     std::chrono::steady_clock::time_point wait_start;

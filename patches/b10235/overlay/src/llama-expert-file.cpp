@@ -223,8 +223,11 @@ struct llama_expert_file::impl {
             }
             // what a short read leaves has to start on a block again
             const size_t n_whole = n_read + n >= n_needed || !direct ? n : n & ~(LLAMA_EXPERT_DIRECT_ALIGN - 1);
-            if (n_whole == 0 && !read_block(dst + n_read, n_needed - n_read, offs + n_read)) {
-                return read_error(name, offs + n_read, "the file ends before");
+            if (n_whole == 0) {
+                const auto error = read_block(dst + n_read, n_needed - n_read, offs + n_read);
+                if (!error.empty()) {
+                    return error;
+                }
             }
             n_read += n_whole ? n_whole : std::min(n_needed - n_read, LLAMA_EXPERT_DIRECT_ALIGN);
         }
@@ -232,15 +235,23 @@ struct llama_expert_file::impl {
     }
 
     // one block, piece by piece: direct reads can return less than a block, but then start at it again
-    bool read_block(uint8_t * dst, size_t n_needed, uint64_t offs) const {
+    std::string read_block(uint8_t * dst, size_t n_needed, uint64_t offs) const {
         n_needed = std::min(n_needed, LLAMA_EXPERT_DIRECT_ALIGN);
-        for (int i_try = 0; i_try < 8; i_try++) {
+        for (int i_try = 0; i_try < 16; i_try++) {
             const ssize_t n = pread(fd, dst, LLAMA_EXPERT_DIRECT_ALIGN, (off_t) offs);
             if (n >= (ssize_t) n_needed) {
-                return true;
+                return "";
+            }
+            if (n < 0 && errno != EINTR) {
+                return read_error(name, offs, strerror(errno));
+            }
+            if (n == 0) {
+                break;
             }
         }
-        return false;
+        file_state now;
+        const bool is_there = get_state(now) && now.size >= offs + n_needed;
+        return read_error(name, offs, is_there ? "reads return less than a block" : "the file ends before");
     }
 
     std::string changes() const {

@@ -26,6 +26,16 @@ void llama_expert_reader::push(const llama_expert_read & read) {
     changed.notify_one();
 }
 
+std::vector<uint32_t> llama_expert_reader::drop_waiting() {
+    std::lock_guard<std::mutex> lock(mutex);
+    std::vector<uint32_t> tags;
+    for (const auto & read : waiting) {
+        tags.push_back(read.tag);
+    }
+    waiting.clear();
+    return tags;
+}
+
 void llama_expert_reader::run() {
     std::unique_lock<std::mutex> lock(mutex);
     while (true) {

@@ -31,6 +31,9 @@ struct llama_expert_reader {
 
     void push(const llama_expert_read & read);
 
+    // forgets what waits, returns the tags; done is not called for them
+    std::vector<uint32_t> drop_waiting();
+
     int n_threads() const { return threads.size(); }
 
 private:

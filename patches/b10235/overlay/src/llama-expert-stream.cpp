@@ -345,14 +345,12 @@ void llama_expert_stream::add_absent(std::vector<llama_expert_range> & ranges, c
     }
 }
 
-void llama_expert_stream::begin_pass() {
+bool llama_expert_stream::begin_pass() {
     {
         std::lock_guard<std::mutex> lock(mutex);
         counters.n_passes++;
     }
-    if (direct) {
-        direct->begin_pass();
-    }
+    return !direct || direct->begin_pass();
 }
 
 void llama_expert_stream::end_pass_direct() {

@@ -88,7 +88,7 @@ struct llama_expert_stream {
     // from the prefetch thread
     void hint_predicted(const llama_expert_layer & layer, const llama_expert_set & experts);
 
-    void begin_pass();
+    bool begin_pass(); // false: the pass must not be computed, only ended
     bool end_pass(); // false: experts could not be read, the results are of no use
 
     // until the background has caught up

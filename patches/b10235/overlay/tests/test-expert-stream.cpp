@@ -390,15 +390,20 @@ static void test_prefetch() {
     CHECK(stats.n_predicted == 2*n_used*3 && stats.n_predicted_used == stats.n_predicted && stats.n_predicted_lost == 0);
     CHECK(stats.n_hinted == stats.n_predicted);
 
-    // a batch whose experts are nearly all: layer 1 is asked for while layer 0 computes
-    std::vector<float>   batch;
+    // a batch that uses all experts of layer 0: layer 1 is asked for while layer 0 computes
+    std::vector<float>   all;
+    std::vector<float>   few;
     std::vector<int32_t> ids(16, 1);
     for (int i = 0; i < 16; i++) {
-        batch.insert(batch.end(), scores[0].begin(), scores[0].end());
+        std::vector<float> score(n_expert, 0);
+        score[i % n_expert]       = 9;
+        score[(i + 1) % n_expert] = 8;
+        all.insert(all.end(), score.begin(), score.end());
+        few.insert(few.end(), scores[0].begin(), scores[0].end());
     }
     context.begin_pass(ids.data(), ids.size());
-    observe(context, l0.down, batch, n_expert, n_used, expected);
-    observe(context, l1.down, batch, n_expert, n_used, expected);
+    observe(context, l0.down, all, n_expert, n_used, expected);
+    observe(context, l1.down, few, n_expert, n_used, expected);
     context.end_pass();
     stream.drain();
     stats = stream.stats();
