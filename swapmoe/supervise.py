@@ -148,10 +148,11 @@ class _Hands:
             if now - self._first[1] > REPEAT_SECONDS:
                 self._kill(child)
             return
+        if ending:
+            self._first = (number, now)  # before sending: the next one may interrupt right here
         if not (number == signal.SIGINT and self._sent_ctrl_c):
             child.send_signal(number)
         if ending:
-            self._first = (number, now)
             self._timer = threading.Timer(GRACE_SECONDS, self._kill, (child,))
             self._timer.daemon = True
             self._timer.start()
