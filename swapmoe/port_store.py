@@ -95,7 +95,8 @@ def add_files(repo: GitRepo, ref: str, entries: Iterable[Entry], message: str) -
     who = f"{gitrepo.IDENTITY} <{gitrepo.EMAIL}> {gitrepo.FIXED_DATE}"
     text = message.encode()
     known = _blobs(repo)
-    stream = [f"commit {ref}\nauthor {who}\ncommitter {who}\ndata {len(text)}\n".encode(), text]
+    head = f"reset {ref}\ncommit {ref}\nauthor {who}\ncommitter {who}\ndata {len(text)}\n"
+    stream = [head.encode(), text]
     for path, mode, data in entries:
         name = path.encode("utf-8", "surrogateescape")
         blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
@@ -103,7 +104,6 @@ def add_files(repo: GitRepo, ref: str, entries: Iterable[Entry], message: str) -
             stream.append(f"\nM {mode} {blob} ".encode() + name)
         else:
             stream += [b"\nM %s inline %s\ndata %d\n" % (mode.encode(), name, len(data)), data]
-    repo.run("update-ref", "-d", ref)
     repo.run("fast-import", "--quiet", "--force", stdin=b"".join(stream) + b"\n")
     commit = repo.rev(ref)
     assert commit is not None

@@ -145,9 +145,10 @@ def listed(history: Mini, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
         builds.append(index_builds.Listed(tag, file.name, file.as_uri(), sha256))
 
     def download(one: index_builds.Listed, target: Path, *, show: bool) -> Path:
-        downloads.append(target / one.name)
-        downloads[-1].write_bytes((folder / one.name).read_bytes())
-        return downloads[-1]
+        file = target / one.name
+        downloads.append(file)
+        file.write_bytes((folder / one.name).read_bytes())
+        return file
 
     monkeypatch.setattr(index_builds, "list_builds", lambda: tuple(builds))
     monkeypatch.setattr(index_builds, "download", download)
