@@ -5,13 +5,14 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from swapmoe import apply, cli, pins, port_check, port_hooks, port_pick, series
-from swapmoe.errors import UpstreamError, UsageError
-from swapmoe.gitrepo import GitRepo
+from swapmoe.errors import ToolError, UpstreamError, UsageError
+from swapmoe.gitrepo import GitRepo, Result
 from swapmoe.pins import Pin
 from swapmoe.port_hooks import Hook
 from swapmoe.port_text import Texts
@@ -349,6 +350,23 @@ def test_each_kind_of_target(mini: Mini, pin: Pin, tmp_path: Path) -> None:
         assert report.counts == {"unchanged": 3, "offset": 1}
     assert port_check.check(pin, str(mini.archive), "auto").counts == {"unchanged": 4}
     assert port_check.check(pin, "latest", "auto").target.name == LATER
+
+
+def test_a_git_without_merge_tree_is_named(
+    mini: Mini, pin: Pin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later(mini, CASES["context changed"][0])
+    real = GitRepo.run
+
+    def old_git(repo: GitRepo, *args: str, **options: Any) -> Result:
+        if args[0] == "merge-tree":
+            return Result(129, b"", "usage: git merge-tree <base-tree> <branch1> <branch2>\n")
+        return real(repo, *args, **options)
+
+    monkeypatch.setattr(GitRepo, "run", old_git)
+    with pytest.raises(ToolError, match="merge without a work tree") as caught:
+        port_check.check(pin, LATER, "auto")
+    assert "2.38" in caught.value.hint
 
 
 @pytest.mark.parametrize(
