@@ -16,6 +16,7 @@ from tests.support.server import Server, free_port, wait_until_ready
 SOURCE = Path(__file__).with_name("faults.c")
 DIRECT = (*streaming("direct"), "--expert-cache-size", "1")
 ASK_SECONDS = 60.0
+STOP_SECONDS = 20.0
 
 
 def compile_shim(folder: Path) -> Path:
@@ -68,7 +69,7 @@ def server(
     *flags: str,
     setup: Callable[[], None] | None = None,
 ) -> Iterator[Server]:
-    """Start a build's llama-server; it is killed at the end."""
+    """Start a build's llama-server; it is ended at the end, so that its log is whole."""
     port = free_port()
     argv = [str(bin_dir / "llama-server"), "-m", str(model), "--port", str(port), "-t", "2"]
     argv += ["-c", "512", "-np", "1", "--cache-ram", "0", "--no-webui", "--metrics", *LIBRARY_LOG]
@@ -87,8 +88,12 @@ def server(
         wait_until_ready(found)
         yield found
     finally:
-        child.kill()
-        child.wait()
+        child.terminate()
+        try:
+            child.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
 
 
 def ask(found: Server, prompt: str, n: int = 12) -> Answer:
