@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -22,14 +22,13 @@ import psutil
 from swapmoe import bench_report, bench_rows, bench_setup, blockdev, console, diskprobe, paths
 from swapmoe.bench_report import MARGIN, MIB, OWN, Limits, planned_bytes
 from swapmoe.bench_rows import ROWS, Row, Step
-from swapmoe.comparison import GB, as_text, put_section, ratio
+from swapmoe.comparison import GB, as_text, bullets, put_section, ratio
 from swapmoe.errors import LaunchError, ModelError, SwapmoeError, UsageError
 from swapmoe.gguf_info import ModelFacts, inspect
 from swapmoe.stream_bench import UNPATCHED, Bench, Engine, Sample, Task
 
 DEPTH = 8
 """Reads at a time where the engine does not say how many it does."""
-SECTION = "bench-io"
 
 
 @dataclass(frozen=True)
@@ -184,8 +183,7 @@ def show(result: Result, steps: list[Step]) -> list[str]:
     click.echo()
     for line in ends:
         click.echo(line)
-    section = bench_report.section(result.facts, tables, ends)
-    return [f"### {result.row.published}", "", *section]
+    return bench_report.section(result.facts, tables, ends)
 
 
 @dataclass(frozen=True)
@@ -202,24 +200,37 @@ class Options:
 
 def measure(
     rows: Sequence[Row], base: Path, patched: Path, options: Options, model: Path | None
-) -> tuple[list[str], list[Result]]:
-    """Measure the rows; returns the Markdown lines of all and their results."""
+) -> Iterator[tuple[Result, list[str]]]:
+    """Measure the rows one by one; yields the result of each and its Markdown lines."""
     steps = bench_rows.plan(options.rounds, quick=options.quick)
-    lines: list[str] = []
-    results = []
     for row in rows:
         others = [other.preset for other in ROWS if other != row]
         path = model or bench_setup.model(row.preset, disposable=others)
         own, other = (
             Bench(folder / "llama-bench", path, options.threads) for folder in (patched, base)
         )
-        driver = Driver(own, other, inspect(path))
-        result = measure_row(driver, row, steps, options)
-        lines += show(result, steps)
-        results.append(result)
+        result = measure_row(Driver(own, other, inspect(path)), row, steps, options)
+        yield result, show(result, steps)
         if options.remove and not model:
             bench_setup.remove(row.preset)
-    return lines, results
+
+
+def save(
+    facts: list[str],
+    results: list[Result],
+    lines: list[str],
+    json_file: Path | None,
+    markdown: Path | None,
+) -> None:
+    """Write all results so far, and the section of the last one with its `lines`."""
+    if json_file:
+        data = {"facts": facts, "rows": [asdict(result) for result in results]}
+        paths.atomic_write_text(json_file, json.dumps(data, indent=2) + "\n")
+    if markdown:
+        row = results[-1].row
+        name = f"bench-io-{row.preset}"
+        head = [f"<!-- begin {name} -->", f"### {row.published}", "", *bullets(facts)]
+        put_section(markdown, name, "\n".join([*head, *lines, f"<!-- end {name} -->"]))
 
 
 def interrupt(_number: int, _frame: object) -> NoReturn:
@@ -248,7 +259,7 @@ NAMES = [row.preset for row in ROWS]
 @click.option("--threads", type=click.IntRange(1), default=os.cpu_count(), help="To compute with.")
 @click.option("--remove", is_flag=True, help="Remove each model when its row is done.")
 @click.option("--json", "json_file", type=FILE, help="Write all runs there.")
-@click.option("--markdown", type=FILE, help="Put the tables into this page.")
+@click.option("--markdown", type=FILE, help="Put each row's tables into this page.")
 def main(
     names: tuple[str, ...],
     quick: bool,
@@ -291,14 +302,10 @@ def main(
             ]
             for fact in facts:
                 console.say(fact)
-            lines, results = measure(rows, base, patched, options, model)
-        if json_file:
-            data = {"facts": facts, "rows": [asdict(result) for result in results]}
-            paths.atomic_write_text(json_file, json.dumps(data, indent=2) + "\n")
-        if markdown:
-            head = [f"<!-- begin {SECTION} -->", *(f"- {fact}" for fact in facts), ""]
-            text = "\n".join([*head, *lines, f"<!-- end {SECTION} -->"])
-            put_section(markdown, SECTION, text)
+            results: list[Result] = []
+            for result, lines in measure(rows, base, patched, options, model):
+                results.append(result)
+                save(facts, results, lines, json_file, markdown)
         failed = [s for result in results for s in result.samples if s.outcome != "ok"]
         if failed:
             first = f"{failed[0].task}, {failed[0].engine}: {failed[0].outcome}"

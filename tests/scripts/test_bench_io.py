@@ -57,7 +57,8 @@ def run(argv: list[str], cache: Path) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.usefixtures("can_measure")
 def test_one_command_gives_table_and_data(tmp_path: Path) -> None:
     page, data = tmp_path / "page.md", tmp_path / "runs.json"
-    page.write_text("# Figures\n\n<!-- begin bench-io -->\nold\n<!-- end bench-io -->\n\nend\n")
+    name = f"bench-io-{ROW}"
+    page.write_text(f"# Figures\n\n<!-- begin {name} -->\nold\n<!-- end {name} -->\n\nend\n")
     argv = command(tmp_path, "--rounds", "2", "--resident")
     before = blockdev.device_of(tmp_path).read_ahead.read_text()
     done = run([*argv, "--markdown", str(page), "--json", str(data)], tmp_path)
