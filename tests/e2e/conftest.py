@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from swapmoe import build, paths, pins, receipts
+from swapmoe import build, paths, receipts
 from swapmoe.baseline import build_unpatched
 from swapmoe.receipts import Receipt
 from tests.support.archs import Saved, save_upstream_models
 from tests.support.llama import Llama
+from tests.support.tested_pin import tested_pin
 
 BUILD_SECONDS = 5400
 UPSTREAM_TEST = "test-llama-archs"
@@ -30,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def receipt(tmp_path_factory: pytest.TempPathFactory) -> Receipt:
     """The patched build."""
-    pin = pins.load()
+    pin = tested_pin()
     ready = os.environ.get("SWAPMOE_PATCHED_BIN")
     if not ready:
         targets = (*build.TARGETS, UPSTREAM_TEST)
@@ -64,7 +65,7 @@ def base(request: pytest.FixtureRequest) -> Llama:
     ready = os.environ.get("SWAPMOE_BASE_BIN")
     if ready:
         return Llama(Path(ready))
-    return Llama(build_unpatched(pins.load(), request.getfixturevalue("receipt")))
+    return Llama(build_unpatched(tested_pin(), request.getfixturevalue("receipt")))
 
 
 @pytest.fixture(scope="session")
