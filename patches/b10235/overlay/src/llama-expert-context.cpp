@@ -71,8 +71,9 @@ void llama_expert_context::observe_op(ggml_tensor * dst, const ggml_tensor * ids
 
     if (ith == 0) {
         stream.use(l, is_needed);
-        // a batch that uses nearly all experts of one layer does so in the next; a long one of much the same tokens need not
-        if (n.next && n_tokens > 1 && 10*std::count(is_needed, is_needed + l.n_expert, 1) >= 9*l.n_expert) {
+        // a batch that uses most experts of one layer does so in the next; a long one of much the same tokens need not
+        const int64_t n_needed = std::count(is_needed, is_needed + l.n_expert, 1);
+        if (n.next && !n.next->token_experts && n_tokens > 1 && 4*n_needed >= 3*l.n_expert) {
             stream.predict(*n.next, llama_expert_set(n.next->n_expert, 1));
         }
     }
