@@ -12,8 +12,8 @@ from swapmoe import build, paths, receipts
 from swapmoe.baseline import build_unpatched
 from swapmoe.receipts import Receipt
 from tests.support.archs import Saved, save_upstream_models
+from tests.support.chosen_pin import chosen_pin
 from tests.support.llama import Llama
-from tests.support.tested_pin import tested_pin
 
 BUILD_SECONDS = 5400
 UPSTREAM_TEST = "test-llama-archs"
@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def receipt(tmp_path_factory: pytest.TempPathFactory) -> Receipt:
     """The patched build."""
-    pin = tested_pin()
+    pin = chosen_pin()
     ready = os.environ.get("SWAPMOE_PATCHED_BIN")
     if not ready:
         targets = (*build.TARGETS, UPSTREAM_TEST)
@@ -65,7 +65,7 @@ def base(request: pytest.FixtureRequest) -> Llama:
     ready = os.environ.get("SWAPMOE_BASE_BIN")
     if ready:
         return Llama(Path(ready))
-    return Llama(build_unpatched(tested_pin(), request.getfixturevalue("receipt")))
+    return Llama(build_unpatched(chosen_pin(), request.getfixturevalue("receipt")))
 
 
 @pytest.fixture(scope="session")

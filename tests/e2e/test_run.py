@@ -9,9 +9,9 @@ from swapmoe.config import RunSettings
 from swapmoe.flag_table import CLI, SERVER, rows
 from swapmoe.receipts import Receipt
 from swapmoe.run import capture
+from tests.support.chosen_pin import chosen_pin
 from tests.support.llama import Llama
 from tests.support.models import make_tiny
-from tests.support.tested_pin import tested_pin
 
 pytestmark = pytest.mark.usefixtures("installed")
 
@@ -40,7 +40,7 @@ def test_the_smoke_test_passes(receipt: Receipt) -> None:
 def test_the_demo_finds_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo.build, "ensure_built", lambda *_: None)
     monkeypatch.setattr(demo, "demo_model", lambda: make_tiny(tmp_path))
-    found = demo.demo(tested_pin(), demo.build.BuildOptions(), RunSettings(threads=2))
+    found = demo.demo(chosen_pin(), demo.build.BuildOptions(), RunSettings(threads=2))
     assert found.slices == 24
     assert found.speed > 0
     assert found.text
@@ -53,5 +53,5 @@ def test_difficult_names_and_the_childs_exit_code(tmp_path: Path) -> None:
     model = make_tiny(folder)
     for extra, code in (((), 0), (("--temp", "hot"), 1)):
         request = launch.Request(model, "hi", RunSettings(n_predict=2, threads=2), extra)
-        plan = launch.prepare(request, tested_pin())
+        plan = launch.prepare(request, chosen_pin())
         assert capture(plan.argv, check=False, timeout=60).returncode == code

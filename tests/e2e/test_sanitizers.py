@@ -10,8 +10,8 @@ import pytest
 
 from swapmoe import build
 from swapmoe.run import capture, clean_env
+from tests.support.chosen_pin import chosen_pin
 from tests.support.models import make_tiny
-from tests.support.tested_pin import tested_pin
 
 DIRECT_TEST = "test-expert-direct"
 UNIT_TEST = "test-expert-stream"
@@ -22,7 +22,7 @@ RUN_SECONDS = 900
 @pytest.mark.parametrize("kind", ["thread", "address"])
 def test_clean(kind: Literal["thread", "address"], tmp_path: Path) -> None:
     options = build.BuildOptions(sanitize=kind, targets=(DIRECT_TEST, UNIT_TEST), tests=True)
-    receipt = build.ensure_built(tested_pin(), options)
+    receipt = build.ensure_built(chosen_pin(), options)
     models = [make_tiny(tmp_path, preset) for preset in ("tiny", "tiny-qwen3moe")]
     env = clean_env({"TSAN_OPTIONS": "halt_on_error=1", "ASAN_OPTIONS": "detect_leaks=1"})
     for argv in ([DIRECT_TEST], [UNIT_TEST, *models]):

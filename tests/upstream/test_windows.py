@@ -6,7 +6,7 @@ import pytest
 
 from swapmoe import apply
 from swapmoe.run import capture
-from tests.support.tested_pin import tested_pin
+from tests.support.chosen_pin import chosen_pin
 
 COMPILERS = ("x86_64-w64-mingw32-g++-posix", "x86_64-w64-mingw32-g++")
 COMPILER = next((path for name in COMPILERS if (path := shutil.which(name))), None)
@@ -17,7 +17,7 @@ INCLUDES = ("include", "src", "ggml/include", "common", "vendor")
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(COMPILER is None, reason="mingw-w64 is not installed (g++-mingw-w64-x86-64)")
 def test_overlay_compiles_for_windows() -> None:
-    tree = apply.ensure_patched(tested_pin()).path
+    tree = apply.ensure_patched(chosen_pin()).path
     sources = [*sorted(tree.glob("src/llama-expert-*.cpp")), tree / "common/expert-stream-args.cpp"]
     assert len(sources) > 6
     flags = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-D_WIN32_WINNT=0x0A00", "-fsyntax-only"]

@@ -6,6 +6,6 @@ from swapmoe import pins
 from swapmoe.pins import Pin
 
 
-def tested_pin() -> Pin:
+def chosen_pin() -> Pin:
     """The pin that SWAPMOE_PIN names, as for the commands themselves; else the default one."""
     return pins.load(os.environ.get("SWAPMOE_PIN"))
