@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NoReturn
 
 import click
 
@@ -80,11 +79,6 @@ def save(
         put_section(markdown, name, "\n".join([*head, *lines, f"<!-- end {name} -->"]))
 
 
-def interrupt(_number: int, _frame: object) -> NoReturn:
-    """Let SIGTERM clean up as Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 NAMES = [row.preset for row in ROWS]
@@ -128,7 +122,7 @@ def main(
     Models are written to the cache folder, and the others removed when the disk is too full. A run
     that fails is a result, and exit code 10.
     """
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, bench_setup.interrupt)
     rows = [row for row in ROWS if row.preset in names or not names]
     rows = [replace(row, ratio=ratio) if ratio else row for row in rows]
     options = Options(1 if quick else rounds, threads, quick, resident, fill, remove)

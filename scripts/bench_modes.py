@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 import click
 import psutil
@@ -283,11 +282,6 @@ def report(
     return as_markdown(name, facts, rows, notes)
 
 
-def interrupt(_number: int, _frame: object) -> NoReturn:
-    """Let SIGTERM clean up as Ctrl-C does."""
-    raise KeyboardInterrupt
-
-
 FILE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 NAMES = [mode.name for mode in MODES]
@@ -328,7 +322,7 @@ def main(
 
     A run that is killed for want of memory is a result; a patched one that fails is exit code 10.
     """
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, bench_setup.interrupt)
     try:
         modes = [mode for mode in MODES if not chosen or mode.name in chosen]
         modes += [parse_variant(text) for text in variants]

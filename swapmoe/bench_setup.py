@@ -6,12 +6,18 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
 from swapmoe import baseline, console, models, paths, pins, receipts
 from swapmoe.comparison import GB
 from swapmoe.errors import LaunchError
+
+
+def interrupt(_number: int, _frame: object) -> NoReturn:
+    """Let SIGTERM clean up as Ctrl-C does."""
+    raise KeyboardInterrupt
 
 
 def machine() -> str:
