@@ -155,9 +155,7 @@ llama_expert_memory::llama_expert_memory(size_t size) : size(size) {
         throw std::bad_alloc();
     }
     addr = (uint8_t *) result;
-#ifdef MADV_HUGEPAGE
-    madvise(addr, size, MADV_HUGEPAGE); // a wish
-#endif
+    // no huge pages: a slice waits while they are cleared, and once the arena was full they gained nothing
 #ifdef MADV_DONTDUMP
     madvise(addr, size, MADV_DONTDUMP);
 #endif
