@@ -78,16 +78,16 @@ class Driver:
                     pass
 
 
-def measure_compute(driver: Driver, tasks: Sequence[Task]) -> dict[str, float]:
-    """Return tokens/s by task with everything in memory, by the unpatched build."""
+def measure_compute(driver: Driver, tasks: Sequence[Task]) -> dict[str, Sample]:
+    """Return a run by task with everything in memory, by the unpatched build."""
     driver.warm()
-    rates = {}
+    samples = {}
     for task in tasks:
         sample = driver.run(UNPATCHED, task, None, "in memory")
         if not sample.rate:
             raise LaunchError(f"llama-bench of the unpatched build {sample.outcome}")
-        rates[task.name] = sample.rate
-    return rates
+        samples[task.name] = sample
+    return samples
 
 
 def measure_resident(driver: Driver, rounds: int) -> list[Sample]:
@@ -140,13 +140,15 @@ def measure_row(driver: Driver, row: Row, steps: list[Step], options: Options) -
         samples.append(driver.run(engine, step.task, limit, f"{number + 1}/{options.rounds}"))
     probe = probe_disk(facts, samples)
     tasks = [task for task in bench_rows.IN_MEMORY if any(s.task.name == task.name for s in steps)]
+    in_memory = measure_compute(driver, tasks)
     limits = Limits(
         experts=facts.routed_bytes,
         dense=dense,
         demand=facts.bytes_per_token(facts.expert_used_count),
         bandwidth=probe.total / probe.seconds,
         depth=probe.depth,
-        compute=measure_compute(driver, tasks),
+        compute={name: s.rate or 0.0 for name, s in in_memory.items()},
+        processor={name: (s.part.user + s.part.system) / s.tokens for name, s in in_memory.items()},
     )
     notes = bench_report.memory_notes(samples, limits) + run_at_limit(driver, samples, limits)
     resident = measure_resident(driver, options.rounds) if options.resident else []

@@ -18,8 +18,9 @@ OWN = "direct"
 class Limits:
     """What bounds a model's speed: sizes in bytes, `bandwidth` in bytes/s, `compute` in tokens/s.
 
-    `compute` is by task, with all experts in memory; `bandwidth` that of reads as large as slices,
-    `depth` at a time. `demand` is what one token needs of the experts.
+    `compute` is by task, with all experts in memory, and `processor` the user and system seconds
+    per token that it takes; `bandwidth` that of reads as large as slices, `depth` at a time.
+    `demand` is what one token needs of the experts.
     """
 
     experts: int
@@ -28,6 +29,7 @@ class Limits:
     bandwidth: float
     depth: int
     compute: Mapping[str, float]
+    processor: Mapping[str, float]
 
 
 def _of(samples: Sequence[Sample], task: str, engine: str) -> list[Sample]:
@@ -115,7 +117,21 @@ def notes(samples: Sequence[Sample], task: Task, limits: Limits) -> list[str]:
             f"{limits.compute[task.name]:.2f}, reading {read / 1e6:.1f} MB per token "
             f"{_inverse(read / limits.bandwidth)}"
         )
+        lines.append(f"{task.name}: {profile(_good(direct), task, limits)}")
     return lines
+
+
+def profile(samples: Sequence[Sample], task: Task, limits: Limits) -> str:
+    """Return where the time of `direct` goes, in ms per token (medians)."""
+    total = 1e3 * median(1 / s.rate for s in samples if s.rate)
+    compute = 1e3 / limits.compute[task.name]
+    read = 1e3 * median(s.part.read / s.tokens for s in samples) / limits.bandwidth
+    processor = 1e3 * median((s.part.user + s.part.system) / s.tokens for s in samples)
+    return (
+        f"{OWN}: {total:.1f} ms per token; computing as in memory takes {compute:.1f}, so "
+        f"{total - compute:.1f} are waiting, where reading alone takes {read:.1f}; processor "
+        f"{processor:.1f} ms, in memory {1e3 * limits.processor[task.name]:.1f}"
+    )
 
 
 def _inverse(seconds: float) -> str:
