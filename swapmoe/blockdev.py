@@ -50,7 +50,7 @@ def device_of(path: Path, sys: Path = SYS) -> Device:
 def read_ahead(device: Device, kib: int) -> Iterator[int]:
     """Set a device's read-ahead in KiB; yields the old value and brings it back afterwards.
 
-    Raises ToolError when it cannot be set.
+    Raises ToolError when it cannot be set, and at the end when somebody else has changed it.
     """
     before = int(device.read_ahead.read_text())
     try:
@@ -65,8 +65,15 @@ def read_ahead(device: Device, kib: int) -> Iterator[int]:
         ) from None
     try:
         yield before
+        found = int(device.read_ahead.read_text())
     finally:
         device.read_ahead.write_text(str(before))
+    if found != kib:
+        raise ToolError(
+            f"the read-ahead of {device.name} was changed while measuring",
+            evidence=[f"{device.read_ahead}: {found} KiB instead of {kib}"],
+            hint="measure again, with no other benchmark beside",
+        )
 
 
 def resident_bytes(path: Path) -> int:

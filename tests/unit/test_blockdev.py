@@ -38,6 +38,13 @@ def test_read_ahead_is_brought_back_whatever_happens(
     assert device.read_ahead.read_text() == "8192"
 
 
+def test_read_ahead_that_somebody_changes_is_an_error(device: Device) -> None:
+    refused = pytest.raises(ToolError, match="the read-ahead of vdx was changed while measuring")
+    with refused, read_ahead(device, 128):
+        device.read_ahead.write_text("4096")
+    assert device.read_ahead.read_text() == "8192"
+
+
 def test_read_ahead_that_cannot_be_set_is_an_error(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
