@@ -121,19 +121,28 @@ def memory(facts: ModelFacts) -> Memory:
         Part("sliding window", _rows(facts, narrow, heads, latent, "_swa"), window),
         *_indexer(facts, layers),
     ]
-    unused = facts.integer("attention.sliding_window")
     return Memory(
         parts=tuple(part for part in parts if any(part.rows)),
         state_bytes=_state_bytes(facts),
         latent=latent,
         heads=_heads(facts, bool(narrow)),
-        assumed=(
+        assumed=_assumed(facts),
+    )
+
+
+def _assumed(facts: ModelFacts) -> str:
+    if facts.architecture in attention.NEWER:
+        return (
+            f"what {facts.architecture} keeps of past tokens is newer than the rules used here; "
+            "all layers are counted with full keys and values"
+        )
+    unused = facts.integer("attention.sliding_window")
+    if unused and facts.architecture not in attention.WINDOWS:
+        return (
             f"the header names a sliding window of {unused:,} tokens that llama.cpp is not known "
             "to use for this architecture; all layers are counted in full"
-            if unused and facts.architecture not in attention.WINDOWS
-            else ""
-        ),
-    )
+        )
+    return ""
 
 
 def _heads(facts: ModelFacts, slides: bool) -> tuple[int, ...]:

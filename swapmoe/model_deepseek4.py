@@ -49,10 +49,10 @@ _COMPRESSOR = (
         Row("attn_compressor_ape", "small", ("four", "two_heads")),
         Row("indexer.proj", "half", ("index_heads", "embd")),
         Row("indexer.attn_q_b", "half", ("index_q", "q_rank")),
-        Row("indexer_compressor_kv", "half", ("two_heads", "embd")),
-        Row("indexer_compressor_gate", "half", ("two_heads", "embd")),
-        Row("indexer_compressor_ape", "small", ("four", "two_heads")),
-        Row("indexer_compressor_norm", "ones", ("head_dim",)),
+        Row("indexer_compressor_kv", "half", ("two_index_dim", "embd")),
+        Row("indexer_compressor_gate", "half", ("two_index_dim", "embd")),
+        Row("indexer_compressor_ape", "small", ("four", "two_index_dim")),
+        Row("indexer_compressor_norm", "ones", ("index_dim",)),
     ),
     *only(
         _ratio_is(128),
@@ -92,6 +92,8 @@ _NEXT_TOKEN = only(
 
 def _sizes(spec: "ModelSpec") -> dict[str, int]:
     groups = gcd(spec.heads, 2)
+    # Another width than the attention's: b11434 divides by zero when they are the same.
+    index_dim = -(-2 * spec.head_dim // 64) * 64
     return {
         "q_rank": max(32, spec.embd // 2),
         "q_part": spec.heads * spec.head_dim // groups,
@@ -101,7 +103,9 @@ def _sizes(spec: "ModelSpec") -> dict[str, int]:
         "two_heads": 2 * spec.head_dim,
         "two_embd": 2 * spec.embd,
         "index_heads": 2,
-        "index_q": 2 * spec.head_dim,
+        "index_dim": index_dim,
+        "two_index_dim": 2 * index_dim,
+        "index_q": 2 * index_dim,
         "shared_ffn": spec.ffn,
         "one": 1,
         "three": 3,
@@ -130,7 +134,7 @@ def _keys(spec: "ModelSpec") -> dict[str, Value]:
         "attention.compress_rope_freq_base": 160000.0,
         "attention.compress_ratios": [_compression(spec, layer) for layer in range(blocks)],
         "attention.indexer.head_count": sizes["index_heads"],
-        "attention.indexer.key_length": spec.head_dim,
+        "attention.indexer.key_length": sizes["index_dim"],
         "attention.indexer.top_k": 8,
         "hyper_connection.count": 4,
         "hyper_connection.sinkhorn_iterations": 4,

@@ -53,7 +53,7 @@ def test_observer_adds_one_node_per_layer(patched: Llama, tmp_path: Path) -> Non
 
     def nodes(*flags: str) -> int:
         log = bench(patched, model, "-v", *flags)[2]
-        return max(int(found) for found in re.findall(r"graph nodes +=? *(\d+)", log))
+        return max(int(found) for found in re.findall(r"graph:? nodes +=? *(\d+)", log))
 
     assert nodes("-es", "1", "-eio", "fault") == nodes() + tiny_spec().layers
     assert nodes("-es", "1", "-eio", "mmap") == nodes() + tiny_spec().layers

@@ -76,7 +76,7 @@ def test_a_read_that_fails_ends_the_program_and_is_named(
     reason = "reads return less" if kind == "end" else os.strerror(settings["errno"])
     assert f"expert_stream: cannot read {model} at " in done.stderr
     assert f": {reason}" in done.stderr
-    assert "failed to decode" in done.stderr
+    assert "failed to eval" in done.stderr
 
 
 @pytest.mark.parametrize(

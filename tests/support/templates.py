@@ -22,6 +22,7 @@ COMMON: dict[str, Value] = {
     "feed_forward_length": 384,
     "attention.head_count": 2,
     "attention.head_count_kv": 2,
+    "attention.layer_norm_epsilon": 1e-5,
     "attention.layer_norm_rms_epsilon": 1e-5,
     "attention.sliding_window": 16,
     "attention.sliding_window_pattern": 2,

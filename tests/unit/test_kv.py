@@ -86,9 +86,10 @@ def test_sliding_windows(tmp_path: Path) -> None:
         ("exaone-moe", 2, {0, 2}),
         ("mimo2", [1, 0, 0, 1], {0, 3}),
         ("cohere2moe", [1, 1, 1, 0], {0, 1, 2}),
-        ("afmoe", [1, 1, 1, 1], {0, 1, 2}),  # llama.cpp takes no array here
+        ("afmoe", [1, 0, 0, 1], {0, 3}),  # as b11434 does; b10235 takes no array here
         ("afmoe", 0, {0, 1, 2, 3}),
         ("mimo2", 1, {0, 1, 2, 3}),
+        ("maple", [1, 0, 1, 0], {0, 2}),
         ("qwen3moe", 2, set()),
     ],
 )
@@ -97,6 +98,10 @@ def test_which_layers_slide(tmp_path: Path, arch: str, pattern: object, sliding:
     if pattern is not None:
         keys["attention.sliding_window_pattern"] = pattern
     assert attention.sliding_layers(facts(tmp_path, arch, keys)) == sliding
+
+
+def test_what_is_newer_than_the_rules_is_said(tmp_path: Path) -> None:
+    assert "hy_v4 keeps of past tokens is newer" in memory(tmp_path, "hy_v4", **GQA).assumed
 
 
 def test_a_window_that_is_not_used_is_said(tmp_path: Path) -> None:
