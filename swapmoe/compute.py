@@ -2,7 +2,7 @@
 
 llama.cpp plans these buffers with an allocator that reuses and fragments; only a trial load tells
 their size exactly. The formulas were fitted to what the programs print (`compute buffer size`) for
-generated models of eight architectures; tests hold them to between 0.75 and 1.9 times the real size.
+generated models of eight architectures; tests hold them to 0.75 to 1.9 times the real size.
 """
 
 from swapmoe import attention
