@@ -1,8 +1,12 @@
 """``swapmoe inspect`` and ``swapmoe plan``: thin commands, no logic."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from swapmoe.plan import Plan
 
 
 def _check_model(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
@@ -29,6 +33,19 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 
 def _rate(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     return _size(context, parameter, None if value is None else value.removesuffix("/s"))
+
+
+def _calibrate(made: "Plan", limit: int | None, threads: int | None) -> None:
+    from swapmoe import bench_setup, calibrate, console, gguf_info, toolchain
+    from swapmoe.stream_bench import Bench
+
+    model = gguf_info.inspect(made.model.path)
+    program = bench_setup.patched_build() / "llama-bench"
+    bench = Bench(program, model.path, threads or toolchain.cores())
+    console.say("measuring: decoding random tokens for about a minute")
+    found = calibrate.calibrate(model, bench, limit, made.speed.expected if made.speed else None)
+    found.record()
+    console.say(f"measured: {found.summary}")
 
 
 @click.command()
@@ -75,6 +92,11 @@ def inspect(model: str, as_json: bool) -> None:
 @click.option(
     "--cores", type=click.IntRange(1, 4096), metavar="N", help="Cores (default: this machine's)."
 )
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="First measure: decode random tokens for about a minute and remember what that shows.",
+)
 @_json
 def plan(
     model: str,
@@ -85,17 +107,21 @@ def plan(
     kv_type: str | None,
     ubatch: int | None,
     cores: int | None,
+    calibrate: bool,
     as_json: bool,
 ) -> int:
     """Say what will fit, how experts are best read, and how fast that will be.
 
-    MODEL is a GGUF file, any shard of one, or only the first megabytes of one. Nothing is loaded.
-    Settings count: run.ctx, and for this machine run.memory_limit and run.threads. Exit code 9
-    when it cannot work.
+    MODEL is a GGUF file, any shard of one, or only the first megabytes of one. Nothing is loaded
+    without --calibrate. Settings count: run.ctx, and for this machine run.memory_limit and
+    run.threads. Exit code 9 when it cannot work.
     """
     from swapmoe import config, console, gguf_info, plan_text
     from swapmoe import plan as planning
+    from swapmoe.errors import UsageError
 
+    if calibrate and ram is not None:
+        raise UsageError("--calibrate measures this machine, --ram is about another one")
     facts = gguf_info.inspect(Path(model), header_only=True)
     gguf_info.require_streamable(facts)
     settings = config.load().settings.run
@@ -105,6 +131,9 @@ def plan(
     ctx = settings.ctx if ctx is None else ctx
     options = planning.Options(ctx, ram, memory_limit, disk_bw, kv_type, ubatch, cores)
     made = planning.make(facts, options)
+    if calibrate and made.works:
+        _calibrate(made, memory_limit, settings.threads)
+        made = planning.make(facts, options)
     if as_json:
         console.emit_json(plan_text.to_json(made))
     else:

@@ -1,5 +1,6 @@
 """Asks a server started here whether its model is loaded."""
 
+import contextlib
 import http.client
 import socket
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from swapmoe.config import ServeSettings
 from swapmoe.flags import Given
 
 TIMEOUT_SECONDS = 1.0
+MOST_BYTES = 1 << 20
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Addresses that mean "listen everywhere" -> where to reach such a server from here."""
 
@@ -64,15 +66,34 @@ def endpoint(
 
 def is_ready(where: Endpoint) -> bool:
     """Whether the server answers that its model is loaded; False when it cannot be reached."""
+    return _get(where, "/health", most=0) is not None
+
+
+def metrics(where: Endpoint) -> dict[str, float] | None:
+    """The numbers of /metrics without the prefix `llamacpp:`; None when they cannot be had."""
+    text = _get(where, "/metrics", most=MOST_BYTES)
+    if text is None:
+        return None
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        with contextlib.suppress(ValueError):
+            found[name.removeprefix("llamacpp:")] = float(value)
+    return found
+
+
+def _get(where: Endpoint, path: str, *, most: int) -> str | None:
+    """The text of an answer of status 200, `most` bytes of it; None for any other, or for none."""
     host = _ANY.get(where.host, where.host)
     if where.is_socket_file:
         connection: http.client.HTTPConnection = _SocketFile(where.host)
     else:
         connection = http.client.HTTPConnection(host, where.port, timeout=TIMEOUT_SECONDS)
     try:
-        connection.request("GET", f"{where.prefix}/health")
-        return connection.getresponse().status == 200
+        connection.request("GET", f"{where.prefix}{path}")
+        answer = connection.getresponse()
+        return answer.read(most).decode(errors="replace") if answer.status == 200 else None
     except (OSError, http.client.HTTPException, ValueError):
-        return False
+        return None
     finally:
         connection.close()

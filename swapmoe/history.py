@@ -27,7 +27,8 @@ class Run:
 
     `budget` is what experts could take, `active_bytes` the weights that a token is multiplied with.
     `hit_rate` (of slices), `bytes_per_token` (read from disk for each token decoded) and `stall`
-    (waiting for reads, for each token) are None when unknown.
+    (waiting for reads, for each token) are None when unknown. `served` = it answered requests; else
+    it computed random tokens.
     """
 
     model: str
@@ -40,6 +41,17 @@ class Run:
     hit_rate: float | None = None
     bytes_per_token: float | None = None
     stall: float | None = None
+    served: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hits:
+    """How often an expert's bytes were there with a share (0 to 1) of all experts in memory."""
+
+    model: str
+    share: float
+    hit_rate: float
     time: float = 0.0
 
 
@@ -54,8 +66,8 @@ class Disk:
     time: float = 0.0
 
 
-Entry = TypeVar("Entry", Run, Disk)
-_KINDS: dict[str, type[Run] | type[Disk]] = {"run": Run, "disk": Disk}
+Entry = TypeVar("Entry", Run, Hits, Disk)
+_KINDS: dict[str, type[Run] | type[Hits] | type[Disk]] = {"run": Run, "hits": Hits, "disk": Disk}
 
 
 def history_file() -> Path:
@@ -74,20 +86,30 @@ def device_key(path: Path) -> str:
     return f"{os.major(number)}:{os.minor(number)}" if hasattr(os, "major") else str(number)
 
 
-def record(entry: Run | Disk, file: Path | None = None) -> None:
-    """Append a measurement and drop the oldest beyond the bound. Raises `OSError`."""
-    file = file or history_file()
-    kind = next(name for name, cls in _KINDS.items() if isinstance(entry, cls))
-    values = {"kind": kind, **asdict(entry), "time": entry.time or time.time()}
+def record(*entries: Run | Hits | Disk, file: Path | None = None) -> None:
+    """Append measurements and drop the oldest beyond the bound. Raises `OSError`."""
+    file, now = file or history_file(), time.time()
+    new = []
+    for entry in entries:
+        kind = next(name for name, cls in _KINDS.items() if isinstance(entry, cls))
+        new.append({"kind": kind, **asdict(entry), "time": entry.time or now})
     with paths.lock(file):
-        lines = [json.dumps(line) for line in _lines(file)][-(KEPT_LINES - 1) :]
-        paths.atomic_write_text(file, "\n".join([*lines, json.dumps(values)]) + "\n")
+        lines = [json.dumps(line) for line in [*_lines(file), *new]][-KEPT_LINES:]
+        paths.atomic_write_text(file, "\n".join(lines) + "\n")
 
 
 def runs(facts: ModelFacts, file: Path | None = None) -> list[Run]:
     """Measured runs of a model, oldest first."""
     key = model_key(facts)
     return [entry for entry in _entries(Run, file or history_file()) if entry.model == key]
+
+
+def hits(facts: ModelFacts, file: Path | None = None) -> list[Hits]:
+    """The hit rates of a model that were measured last, together, by share."""
+    key = model_key(facts)
+    found = [entry for entry in _entries(Hits, file or history_file()) if entry.model == key]
+    newest = max((entry.time for entry in found), default=0.0)
+    return sorted((e for e in found if e.time == newest), key=lambda entry: entry.share)
 
 
 def all_runs(file: Path | None = None) -> list[Run]:

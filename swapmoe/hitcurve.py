@@ -18,9 +18,13 @@ would have 1. The measured points behind the numbers, as share of experts -> hit
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 LEAST_SKEW, MOST_SKEW = 0.02, 1.2
+MISS_SPREAD = 0.15
+"""Assumed: how much the misses of one text differ from those of another."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,25 @@ def published(architecture: str) -> Curve:
     if found := _FAMILIES.get(architecture):
         return Curve(found[0], found[1], f"published hit rates of {found[2]}")
     return Curve(0.13, 0.4, "published hit rates of seven other models")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Points (share, hit rate) with rising shares, straight lines between them."""
+
+    points: Sequence[tuple[float, float]]
+    source: str = "measured: hit rates of this model, by what of it had been read"
+
+    def hits(self, share: float) -> tuple[float, float]:
+        """Lowest and highest hit rate; MISS_SPREAD of the misses to either side."""
+        share = min(1.0, max(0.0, share))
+        known = [(0.0, 0.0), *self.points, (1.0, 1.0)]
+        for (left, low), (right, high) in pairwise(known):
+            if share <= right:
+                at = (share - left) / (right - left) if right > left else 1.0
+                misses = 1 - (low + at * (high - low))
+                break
+        return max(0.0, 1 - misses * (1 + MISS_SPREAD)), 1 - misses * (1 - MISS_SPREAD)
 
 
 def skew(share: float, hit_rate: float) -> float | None:

@@ -17,6 +17,7 @@ def run_of(
     decode_rate: float,
     budget: int | None = None,
     prompt_rate: float | None = None,
+    served: bool = False,
 ) -> Run:
     """The run of `tokens` decoded tokens that the counters of `expert_stream: statistics` are of.
 
@@ -37,4 +38,5 @@ def run_of(
         hit_rate=counters["hits"] / looked_up if direct else None,
         bytes_per_token=counters.get("read_bytes", 0) * per_token,
         stall=counters.get("stall_us", 0) / 1e6 * per_token if direct else None,
+        served=int(served),
     )

@@ -12,11 +12,9 @@ from swapmoe import compute, history, kv, memory, plan_parts, sizes, speed, tool
 from swapmoe.errors import ModelError
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.memory import Memory
-from swapmoe.plan_parts import Part, Shares
+from swapmoe.plan_parts import Io, Part, Shares
 from swapmoe.speed import Machine, Speed
 
-DIRECT_ABOVE = 1.5
-"""Experts larger than this many times their budget are read past the page cache (direct)."""
 LEAST_CONTEXT = 512
 UBATCHES = (2048, 1024, 512, 256, 128)
 DEFAULT_UBATCH = 512
@@ -68,7 +66,7 @@ class Plan:
     budget: int
     floor: int
     routed: int
-    engine: Literal["direct", "mmap"]
+    engine: Io
     cache_size: int
     ctx: int
     ubatch: int
@@ -78,6 +76,17 @@ class Plan:
     checkpoints: int
     checkpoint_bytes: int
     speed: Speed | None
+
+    @property
+    def peak(self) -> int:
+        """Most memory in use while decoding, page cache included; a server's pools left out.
+
+        `mmap` takes what there is until the whole file is in memory, `direct` its budget.
+        """
+        used = sum(part.nbytes for part in self.parts if part.is_used)
+        if self.engine == "direct":
+            return used
+        return min(self.usable, used - self.budget + self.routed)
 
     @property
     def works(self) -> bool:
@@ -99,15 +108,16 @@ def make(
     options, here = options or Options(), here or memory.usable()
     shares = _settle(facts, options, here)
     routed, floor = weights.split(facts).routed, weights.demand(facts)
-    reasons = shares.impossible(least_budget(facts))
+    reasons = shares.impossible(weights.least_budget(facts))
     if reasons and (ctx := _smaller_context(facts, options, here, shares.ctx)):
         reasons.append(f"with a context of {ctx:,} tokens it would work: --ctx {ctx}")
     budget = min(max(0, shares.experts), routed)
-    engine: Literal["direct", "mmap"] = "direct" if routed > DIRECT_ABOVE * budget else "mmap"
+    engine = shares.engine
     found = None
     if not reasons:
         known = machine or known_machine(facts, options)
-        found = speed.estimate(facts, known, budget=budget, engine=engine, ubatch=shares.ubatch)
+        held = budget if engine == "direct" else min(routed, budget + shares.reserve)
+        found = speed.estimate(facts, known, budget=held, engine=engine, ubatch=shares.ubatch)
     verdict, why = _verdict(budget, routed, floor, found)
     return Plan(
         model=facts,
@@ -142,16 +152,8 @@ def known_machine(facts: ModelFacts, options: Options, file: Path | None = None)
         disks=history.disks(facts.path, file) if here else (),
         runs=history.runs(facts, file) if options.ram is None else (),
         others=history.all_runs(file) if options.ram is None else (),
+        hits=history.hits(facts, file),
     )
-
-
-def least_budget(facts: ModelFacts) -> int:
-    """Bytes below which nothing can be computed: the experts one token needs of one layer."""
-    by_layer: dict[int, int] = {}
-    for tensor in facts.routed:
-        need = facts.expert_used_count * tensor.slice_bytes
-        by_layer[tensor.layer] = by_layer.get(tensor.layer, 0) + need
-    return max(by_layer.values(), default=0)
 
 
 def _settle(facts: ModelFacts, options: Options, here: Memory) -> Shares:
@@ -199,7 +201,9 @@ def _settle(facts: ModelFacts, options: Options, here: Memory) -> Shares:
 def _smaller_context(facts: ModelFacts, options: Options, here: Memory, ctx: int) -> int:
     """The longest of ever shorter contexts that works; 0 = none."""
     while (ctx := ctx // 2) >= LEAST_CONTEXT:
-        if not _settle(facts, replace(options, ctx=ctx), here).impossible(least_budget(facts)):
+        if not _settle(facts, replace(options, ctx=ctx), here).impossible(
+            weights.least_budget(facts)
+        ):
             return ctx
     return 0
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from swapmoe.plan import DIRECT_ABOVE, Plan
+from swapmoe.plan import Plan
+from swapmoe.plan_parts import DIRECT_ABOVE
 from swapmoe.sizes import MIB
 from swapmoe.speed import GB, Range, Speed
 
-CALIBRATE = "this machine's own runs of this model will take the place of what is assumed"
+CALIBRATE = "--calibrate, or a server's own runs, put what is measured here in place of that"
 
 
 def to_json(plan: Plan) -> dict[str, object]:
@@ -75,10 +76,10 @@ def _speed(plan: Plan, speed: Speed) -> Iterator[str]:
     elif plan.engine == "direct":
         yield (
             f"engine: direct, cache size {_mib(plan.cache_size)} MiB "
-            f"(experts are over {DIRECT_ABOVE} times their budget)"
+            f"(experts are over {DIRECT_ABOVE} times what is left)"
         )
     else:
-        yield f"engine: mmap (experts are at most {DIRECT_ABOVE} times their budget)"
+        yield f"engine: mmap (experts are at most {DIRECT_ABOVE} times what is left)"
     kept = f"{plan.checkpoints} checkpoints of {plan.checkpoint_bytes / MIB:,.1f} MiB"
     yield (
         f"server: one slot, prompt cache {_mib(plan.prompt_cache)} MiB, "

@@ -16,7 +16,7 @@ from statistics import median
 
 from swapmoe import hitcurve, weights
 from swapmoe.gguf_info import ModelFacts
-from swapmoe.history import Disk, Run
+from swapmoe.history import Disk, Hits, Run
 
 GB = 10**9
 TINY = 1e-9
@@ -77,7 +77,7 @@ class Speed:
 class Machine:
     """What is known about the machine: cores, bandwidth when given, and what was measured.
 
-    `runs` are those of the model itself, `others` those of any model.
+    `runs` and `hits` are those of the model itself, `others` the runs of any model.
     """
 
     cores: int
@@ -85,6 +85,7 @@ class Machine:
     disks: Sequence[Disk] = ()
     runs: Sequence[Run] = ()
     others: Sequence[Run] = ()
+    hits: Sequence[Hits] = ()
 
 
 def active_bytes(facts: ModelFacts) -> int:
@@ -131,8 +132,8 @@ def _bandwidth(facts: ModelFacts, machine: Machine, engine: str) -> Range:
     ]
     if rates:
         source = "measured: bytes read by the time waited for them, in runs of this model"
-        return _around(rates, source)
-    if machine.disks:
+        found = _around(rates, source)
+    elif machine.disks:
         wanted = max((tensor.slice_bytes for tensor in facts.routed), default=1)
         near = min(machine.disks, key=lambda disk: abs(disk.slice_bytes - wanted))
         rates = [disk.rate for disk in machine.disks if disk.slice_bytes == near.slice_bytes]
@@ -151,10 +152,14 @@ def _misses(facts: ModelFacts, machine: Machine, budget: int, routed: int, reads
         found
         for run in machine.runs
         if run.hit_rate is not None
+        and (run.served or not machine.hits)
         and (found := hitcurve.skew(run.budget / routed, run.hit_rate)) is not None
     ]
+    curve: hitcurve.Curve | hitcurve.Measured
     if skews:
         curve = hitcurve.measured(skews, len(skews))
+    elif machine.hits:
+        curve = hitcurve.Measured([(each.share, each.hit_rate) for each in machine.hits])
     else:
         curve = hitcurve.published(facts.architecture)
     low, high = curve.hits(budget / routed)

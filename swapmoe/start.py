@@ -6,12 +6,13 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from swapmoe import activation, console, installed, ports, supervise
+from swapmoe import activation, console, installed, ports, supervise, toolchain
 from swapmoe.cgroup import MemoryGroup
 from swapmoe.errors import LaunchError, UsageError
 from swapmoe.flag_table import LOG_VARIABLE
 from swapmoe.launch import Plan
 from swapmoe.readiness import Watch
+from swapmoe.recorder import Recorder
 
 _LINES_SHOWN = 12
 _CRASHES = {
@@ -46,8 +47,9 @@ def execute(plan: Plan) -> int:
         if plan.endpoint and not plan.shared_port:
             stack.callback(ports.remove_socket_file, plan.endpoint)
         watch = _watch(plan, log)
+        check = _in_turn(watch, _recorder(plan, log)) if watch else None
         try:
-            code = supervise.run_child(argv, env, terminal=plan.endpoint is None, check=watch)
+            code = supervise.run_child(argv, env, terminal=plan.endpoint is None, check=check)
         except OSError as error:
             raise _cannot_start(plan, error) from None
         if code == 0:
@@ -68,6 +70,34 @@ def _watch(plan: Plan, log: Path) -> Watch | None:
         refuse=lambda: _confirm(plan, log),
         timeout=plan.launch.serve.start_timeout,
     )
+
+
+def _recorder(plan: Plan, log: Path) -> Recorder | None:
+    """What measures a server for later plans; not when fixation or a second model change that."""
+    settings = plan.launch.settings
+    if plan.endpoint is None or settings.fixation or plan.expected is None:
+        return None
+    if plan.expected.resident_bytes is None:
+        return None
+    return Recorder(
+        plan.facts,
+        plan.endpoint,
+        lambda: activation.read_log(log),
+        threads=settings.threads or toolchain.cores(),
+        budget=plan.preset.plan.budget,
+    )
+
+
+def _in_turn(*checks: supervise.Check | None) -> supervise.Check:
+    """One check after the other, each until it is through."""
+    left = [check for check in checks if check]
+
+    def check(pid: int) -> bool:
+        if left[0](pid):
+            left.pop(0)
+        return not left
+
+    return check
 
 
 def _confirm(plan: Plan, log: Path) -> None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from swapmoe import run, usage
@@ -84,8 +85,9 @@ class Task:
 class Sample:
     """One run. `part` is what the part that counts used; sizes in bytes, times in seconds.
 
-    `statistics` are the engine's own counters over the whole run, `buffers` what llama.cpp
-    allocated. `outcome` is "ok", or why there are no figures: then `part` is all of the run.
+    `statistics` are the engine's own counters over the whole run, `steps` the seconds and the bytes
+    read of each repetition, `buffers` what llama.cpp allocated. `outcome` is "ok", or why there are
+    no figures: then `part` is all of the run.
     """
 
     engine: str
@@ -100,6 +102,7 @@ class Sample:
     is_direct: bool = False
     statistics: Mapping[str, int] = field(default_factory=dict)
     buffers: Mapping[str, int] = field(default_factory=dict)
+    steps: tuple[tuple[float, int], ...] = ()
     tail: tuple[str, ...] = ()
 
     @property
@@ -167,6 +170,7 @@ def read_sample(
         is_direct=bool(readers and readers[2] == "direct I/O"),
         statistics=_statistics(log),
         buffers={kind: int(float(mib) * 2**20) for kind, mib in _BUFFER.findall(log)},
+        steps=_steps(task, done),
         tail=() if outcome == "ok" else tuple(log.splitlines()[-6:]),
     )
 
@@ -182,12 +186,26 @@ def _start(task: Task, done: Measured) -> Usage | None:
 
 def _rate(task: Task, output: str) -> float | None:
     """Return the tokens per second of the part that counts."""
+    counted = sum(_seconds(output)[task.cold :])
+    return task.counted / counted if counted else None
+
+
+def _seconds(output: str) -> list[float]:
+    """Return the time of each repetition."""
     try:
         tests, _end = json.JSONDecoder().raw_decode(output, output.index("["))
-        counted = [float(spent) for spent in tests[0]["samples_ns"][task.cold :]]
-        return task.counted / sum(counted) * 1e9
-    except (ValueError, LookupError, ZeroDivisionError):
-        return None
+        return [float(spent) / 1e9 for spent in tests[0]["samples_ns"]]
+    except (ValueError, LookupError, TypeError):
+        return []
+
+
+def _steps(task: Task, done: Measured) -> tuple[tuple[float, int], ...]:
+    """Return seconds and bytes read of each repetition; the last ones of a quick run may lack."""
+    marks = [used.read for line, used in done.marks if _RUN.match(line)]
+    if len(marks) == task.repeats:
+        marks.append(done.usage.read)
+    reads = [after - before for before, after in pairwise(marks)]
+    return tuple(zip(_seconds(done.completed.stdout), reads, strict=False))
 
 
 def _statistics(log: str) -> dict[str, int]:

@@ -99,6 +99,15 @@ def demand(facts: ModelFacts) -> int:
     )
 
 
+def least_budget(facts: ModelFacts) -> int:
+    """Bytes below which nothing can be computed: the experts one token needs of one layer."""
+    by_layer: dict[int, int] = {}
+    for tensor in facts.routed:
+        need = facts.expert_used_count * tensor.slice_bytes
+        by_layer[tensor.layer] = by_layer.get(tensor.layer, 0) + need
+    return max(by_layer.values(), default=0)
+
+
 def used_parameters(facts: ModelFacts) -> int:
     """Weights that one token is multiplied with: dense ones, the output, and its experts'."""
     tied = not any(tensor.name.startswith("output.") for tensor in facts.tensors)

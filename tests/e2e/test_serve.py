@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swapmoe import limits
+from swapmoe import history, limits, recorder
 from swapmoe.errors import LaunchError
+from swapmoe.gguf_info import inspect
 from swapmoe.supervise import GRACE_SECONDS
 from tests.support.models import make_tiny
 from tests.support.server import serving
@@ -48,6 +49,21 @@ def test_it_serves_and_shows_what_is_active(tmp_path: Path) -> None:
     log = (tmp_path / "log").read_text()
     assert "experts are streamed as asked" in log
     assert "error" not in log
+
+
+def test_a_server_that_rests_is_measured_for_the_next_plan(tmp_path: Path) -> None:
+    model = make_tiny(tmp_path)
+    with serving(model, tmp_path / "log", "--io", "direct") as server:
+        deadline = time.monotonic() + 60
+        while not history.runs(inspect(model)) and time.monotonic() < deadline:
+            server.complete("Hello there", 400)
+            time.sleep(2.5 * recorder.PAUSE_SECONDS)
+        assert server.stop()[0] == 0
+    (run,) = history.runs(inspect(model))
+    assert (run.io, run.served) == ("direct", 1)
+    assert run.decode_rate > 0
+    assert run.hit_rate
+    assert "measured for the next plan" in (tmp_path / "log").read_text()
 
 
 def test_it_answers_as_without_the_options(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ def run(facts: ModelFacts, rate: float = 2.5) -> Run:
 def test_runs_come_back_in_order(facts: ModelFacts, tmp_path: Path) -> None:
     file = tmp_path / "cache" / "history.jsonl"
     for rate in (1.0, 2.0):
-        history.record(run(facts, rate), file)
-    history.record(replace(run(facts), model="another"), file)
+        history.record(run(facts, rate), file=file)
+    history.record(replace(run(facts), model="another"), file=file)
     found = history.runs(facts, file)
     assert [entry.decode_rate for entry in found] == [1.0, 2.0]
     assert found[0].stall is None
@@ -49,8 +49,8 @@ def test_a_run_from_the_counters(facts: ModelFacts) -> None:
 
 def test_disks_are_told_apart(facts: ModelFacts, tmp_path: Path) -> None:
     file = tmp_path / "history.jsonl"
-    history.record(Disk(history.device_key(facts.path), 1 << 20, 8, 2e9), file)
-    history.record(Disk("elsewhere", 1 << 20, 8, 1e9), file)
+    history.record(Disk(history.device_key(facts.path), 1 << 20, 8, 2e9), file=file)
+    history.record(Disk("elsewhere", 1 << 20, 8, 1e9), file=file)
     assert [disk.rate for disk in history.disks(facts.path, file)] == [2e9]
     assert history.disks(tmp_path / "missing", file) == []
 
@@ -61,7 +61,7 @@ def test_the_file_is_bounded(
     monkeypatch.setattr(history, "KEPT_LINES", 5)
     file = tmp_path / "history.jsonl"
     for rate in range(1, 9):
-        history.record(run(facts, float(rate)), file)
+        history.record(run(facts, float(rate)), file=file)
     assert [entry.decode_rate for entry in history.runs(facts, file)] == [4, 5, 6, 7, 8]
 
 
@@ -84,13 +84,13 @@ def test_lines_that_make_no_sense_are_passed_over(
     facts: ModelFacts, tmp_path: Path, change: dict[str, object]
 ) -> None:
     file = tmp_path / "history.jsonl"
-    history.record(run(facts), file)
+    history.record(run(facts), file=file)
     values = json.loads(file.read_text())
     with file.open("a") as stream:
         stream.write(json.dumps({**values, **change}) + "\n[]\nnull\n{\n")
         stream.write("[" * 5000 + "\n" + json.dumps({**values, "decode_rate": 9}) + "\n")
     assert [entry.decode_rate for entry in history.all_runs(file)] == [2.5, 9]
-    history.record(run(facts), file)
+    history.record(run(facts), file=file)
     assert len(history.all_runs(file)) == 3
 
 

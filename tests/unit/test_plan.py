@@ -1,6 +1,7 @@
 """Plans: what adds up, what is chosen, what is said, and when it cannot work."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swapmoe import gguf_info, history, hitcurve, kv, plan_text, speed, weights
+from swapmoe import gguf_info, history, hitcurve, kv, plan_parts, plan_text, speed, weights
 from swapmoe import plan as planning
 from swapmoe.cli import main
 from swapmoe.errors import ModelError
@@ -80,8 +81,43 @@ def test_the_engine_goes_by_the_ratio(tmp_path: Path) -> None:
     assert small.cache_size == small.budget // MIB * MIB
     large = make(model, 50)
     assert large.engine == "mmap"
-    assert large.budget < large.routed < planning.DIRECT_ABOVE * large.budget
+    assert large.budget < large.routed
     assert large.cache_size == 0
+
+
+def test_the_engines_rules_are_those_of_its_source() -> None:
+    """The ratio of `choose_io`, and what `open_arena` leaves."""
+    found = list((Path(__file__).parents[2] / "patches").glob("*/overlay/src"))
+    assert found
+    for pin in found:
+        choice = (pin / "llama-expert-stream.cpp").read_text(encoding="utf-8")
+        assert re.findall(r"max_ratio = ([\d.]+);", choice) == [str(plan_parts.DIRECT_ABOVE)]
+        assert "expert_bytes > max_ratio*room" in choice
+        arena = (pin / "llama-expert-direct.cpp").read_text(encoding="utf-8")
+        (mib, part) = re.findall(
+            r"reserve\s+= (\d+)\*1024\*1024 \+ available/(\d+) \+ resident", arena
+        )[0]
+        assert int(mib) * MIB == plan_parts.LEAST_RESERVE
+        assert 1 / int(part) == plan_parts.DIRECT_SHARE
+
+
+def test_the_engines_choice_and_budget(tmp_path: Path) -> None:
+    """The same arithmetic by hand."""
+    model = facts(tmp_path)
+    size = weights.split(model)
+    for gib in (8, 20, 40, 50):
+        made = make(model, gib, ubatch=512)
+        room = gib * GIB - size.dense - size.lookup
+        assert made.engine == ("direct" if size.routed > 1.25 * room else "mmap")
+        if made.engine == "direct":
+            program = next(p.nbytes for p in made.parts if p.name == "program and vocabulary")
+            available = gib * GIB - made.kv_bytes - program
+            arena = available - 256 * MIB - available // 16 - size.dense - size.lookup
+            assert made.budget == pytest.approx(arena, abs=MIB)
+            assert made.budget < made.peak < gib * GIB
+        else:
+            assert made.peak == gib * GIB
+    assert make(model, 120).peak < 120 * GIB
 
 
 def test_micro_batch(tmp_path: Path) -> None:
@@ -138,8 +174,8 @@ def test_what_was_measured_here_is_not_taken_for_another_machine(
 ) -> None:
     model = gguf_info.inspect(write(tmp_path / "m.gguf", gguf(MOE, ROWS)))
     file = tmp_path / "history.jsonl"
-    history.record(Disk(history.device_key(model.path), 1 << 20, 8, 2e9), file)
-    history.record(_run(model, decode_rate=3.0), file)
+    history.record(Disk(history.device_key(model.path), 1 << 20, 8, 2e9), file=file)
+    history.record(_run(model, decode_rate=3.0), file=file)
     here = planning.known_machine(model, Options(), file)
     assert (len(here.disks), len(here.runs), len(here.others)) == (1, 1, 1)
     there = planning.known_machine(model, Options(ram=GIB, cores=4), file)

@@ -61,6 +61,15 @@ def test_what_counts_begins_after_the_cold_runs() -> None:
     assert sample.buffers == {"output": MIB // 2, "KV": 3 * MIB, "compute": 15 * MIB}
 
 
+def test_each_repetition() -> None:
+    """Without the ones of a quick run that had ended when its log was read."""
+    assert read_sample(DIRECT, DECODE, measured()).steps == ((9, 100), (2, 100), (3, 1000))
+    quick = replace(measured(), marks=MARKS[:2])
+    assert read_sample(DIRECT, DECODE, quick).steps == ((9, 100),)
+    assert read_sample(DIRECT, DECODE, replace(measured(), marks=())).steps == ()
+    assert read_sample(DIRECT, DECODE, measured("")).steps == ()
+
+
 @pytest.mark.parametrize(
     ("done", "oom", "outcome"),
     [
