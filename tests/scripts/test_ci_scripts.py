@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,23 @@ def test_nightly_without_drift_and_with_a_wrong_call(mini: Mini, pin: Pin, tmp_p
     assert (tmp_path / "out/outputs").read_text().startswith("drift=false\n")
     assert run_nightly(tmp_path / "out", "nowhere", mini.clone).returncode == 2
     assert run_nightly(tmp_path / "out", "b1", mini.clone, "more").returncode == 2
+
+
+def test_the_other_pins_are_tested_too(tmp_path: Path) -> None:
+    """With a stand-in for scripts/test, which fails on one pin."""
+    scripts = tmp_path / "scripts"
+    for name in ("b1", "b2", "b3"):
+        (tmp_path / "patches" / name).mkdir(parents=True)
+        (tmp_path / "patches" / name / "manifest.toml").touch()
+    (tmp_path / "patches" / "PIN").write_text("b2\n")
+    scripts.mkdir()
+    shutil.copy(ROOT / "scripts" / "test-pins", scripts)
+    stand_in = scripts / "test"
+    stand_in.write_text('#!/bin/sh\necho "$SWAPMOE_PIN $*" >>seen\n[ "$SWAPMOE_PIN" != b1 ]\n')
+    stand_in.chmod(0o755)
+    done = subprocess.run([scripts / "test-pins", "-x"], capture_output=True, check=False)
+    assert done.returncode == 1
+    assert (tmp_path / "seen").read_text() == "b1 tests/e2e -x\nb3 tests/e2e -x\n"
 
 
 @pytest.mark.parametrize(("listed", "expected"), [("", "issue create"), ("7", "issue edit 7")])

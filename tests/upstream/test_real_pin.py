@@ -1,6 +1,7 @@
 """Each shipped series on the real llama.cpp source; needs SWAPMOE_UPSTREAM=auto|PATH."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_series_passes_every_rule_within_the_budget(pin: Pin, checkout: Path) ->
 
 def test_git_am_and_git_apply_give_the_recorded_tree(pin: Pin, checkout: Path) -> None:
     port_prove.prove(pin, GitRepo(checkout), tree.PRISTINE_REF)
+
+
+def test_export_is_the_same_everywhere(
+    pin: Pin, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = apply.export(pin, GitRepo(checkout), tree.PRISTINE_REF)
+    settings = "[diff]\n\tnoprefix = true\n\tcontext = 9\n[core]\n\tabbrev = 7\n\tautocrlf = true\n"
+    (tmp_path / "gitconfig").write_text(settings)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_DIFF_OPTS", "-u9")
+    clone = tmp_path / "clone"
+    refs = f"+{tree.PRISTINE_REF}:{tree.PRISTINE_REF}"
+    for words in (["init", "-q", clone], ["-C", clone, "fetch", "-q", checkout.as_uri(), refs]):
+        subprocess.run(["git", *words], check=True)
+    assert apply.export(pin, GitRepo(clone), tree.PRISTINE_REF) == first
 
 
 def test_apply_verify_and_one_changed_byte(pin: Pin, checkout: Path) -> None:
