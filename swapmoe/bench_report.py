@@ -112,8 +112,10 @@ def notes(samples: Sequence[Sample], task: Task, limits: Limits) -> list[str]:
         lines.append(f"{task.name}: user and system time, {OWN} / {REFERENCE}: {found}")
     if top := bound(samples, task, limits):
         read = median(s.part.read / s.tokens for s in _good(direct))
+        rates = [s.rate for s in _good(fault) if s.rate]
+        times = f", {top / median(rates):.2f} times {REFERENCE}" if rates else ""
         lines.append(
-            f"{task.name}: bound {top:.2f} tok/s: computing alone gives "
+            f"{task.name}: bound {top:.2f} tok/s{times}: computing alone gives "
             f"{limits.compute[task.name]:.2f}, reading {read / 1e6:.1f} MB per token "
             f"{_inverse(read / limits.bandwidth)}"
         )

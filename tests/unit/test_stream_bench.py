@@ -201,7 +201,8 @@ def test_notes_compare_round_by_round() -> None:
     assert bench_report.notes(SAMPLES, DECODE, LIMITS) == [
         "decode: direct / fault: 2.250 (2.000 to 2.500 in 2 rounds)",
         "decode: user and system time, direct / fault: 0.450 (0.400 to 0.500 in 2 rounds)",
-        "decode: bound 20.00 tok/s: computing alone gives 20.00, reading 50.0 MB per token 20.00",
+        "decode: bound 20.00 tok/s, 4.00 times fault: computing alone gives 20.00, reading 50.0 MB "
+        "per token 20.00",
         "decode: direct: 90.0 ms per token; computing as in memory takes 50.0, so 40.0 are "
         "waiting, where reading alone takes 50.0; processor 67.5 ms, in memory 90.0",
     ]
