@@ -6,9 +6,11 @@ what a cache of that size would hold, and what is read next is what it would mis
 sets): one run shows the hit rates of all smaller caches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 from swapmoe import history, speed, weights
 from swapmoe.errors import LaunchError
@@ -81,14 +83,14 @@ def calibrate(
 def run_of(facts: ModelFacts, sample: Sample, threads: int) -> Run:
     """All of the run but its first tokens, which wait for the other weights too.
 
-    The engine counts waiting over the whole run; the first tokens get the share of what they read.
+    Waiting is what reading more costs, over all that was read: where little is missing, computing
+    hides it, so the time spent waiting says too little about a smaller cache.
     """
     counted = sample.steps[1:] or sample.steps
     tokens = STEP * len(counted)
     seconds = sum(spent for spent, _ in counted)
     read = sum(bytes_read for _, bytes_read in counted)
-    everything = sum(bytes_read for _, bytes_read in sample.steps)
-    waited = sample.statistics.get("stall_us", 0) / 1e6 * read / max(1, everything)
+    waited = seconds_per_byte(counted) * read
     return Run(
         model=history.model_key(facts),
         io="direct",
@@ -100,6 +102,19 @@ def run_of(facts: ModelFacts, sample: Sample, threads: int) -> Run:
         bytes_per_token=read / tokens,
         stall=min(waited, (1 - LEAST_COMPUTE) * seconds) / tokens,
     )
+
+
+def seconds_per_byte(steps: Sequence[tuple[float, int]]) -> float:
+    """The median slope of time over bytes read between any two steps (Theil and Sen); 0 if none.
+
+    A few steps that something disturbed do not move it.
+    """
+    slopes = [
+        (late[0] - early[0]) / (late[1] - early[1])
+        for early, late in combinations(steps, 2)
+        if late[1] != early[1]
+    ]
+    return max(0.0, median(slopes)) if slopes else 0.0
 
 
 def hits_of(facts: ModelFacts, sample: Sample) -> tuple[Hits, ...]:

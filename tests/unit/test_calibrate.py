@@ -73,10 +73,7 @@ def sample(facts: ModelFacts, share: float, tokens: int = 160) -> Sample:
     routed = EXPERTS // USED * demand
     return Sample(
         *("direct", "decode", "ok", tokens, 1.0, NOTHING, NOTHING, None),
-        statistics={
-            "budget": int(routed * share),
-            "stall_us": int(sum(read for _, read in steps) / DISK * 1e6),
-        },
+        statistics={"budget": int(routed * share)},
         steps=tuple(steps),
     )
 
@@ -116,10 +113,21 @@ def test_computing_and_waiting_are_told_apart(eighths: ModelFacts, share: float)
 
 
 def test_computing_is_never_nothing(eighths: ModelFacts) -> None:
-    whole = replace(sample(eighths, 0.2), statistics={"stall_us": 10**12})
-    run = calibrate.run_of(eighths, whole, threads=2)
+    steps = ((9.0, 1), (0.1, 10**9), (0.4, 2 * 10**9), (0.7, 3 * 10**9))
+    run = calibrate.run_of(eighths, replace(sample(eighths, 0.2), steps=steps), threads=2)
     assert run.stall is not None
     assert 0 < run.stall < 1 / run.decode_rate
+
+
+def test_some_disturbed_steps_do_not_count(eighths: ModelFacts) -> None:
+    whole = sample(eighths, 0.5)
+    slow = tuple((s * (3 if i % 8 == 5 else 1), r) for i, (s, r) in enumerate(whole.steps))
+    assert calibrate.seconds_per_byte(slow) == pytest.approx(1 / DISK, rel=0.1)
+
+
+@pytest.mark.parametrize("steps", [(), ((1.0, 5),), ((1.0, 5), (2.0, 5)), ((2.0, 5), (1.0, 9))])
+def test_nothing_to_tell_waiting_from(steps: tuple[tuple[float, int], ...]) -> None:
+    assert calibrate.seconds_per_byte(steps) == 0.0
 
 
 class TestRun:
