@@ -39,6 +39,8 @@ SAMPLE = ("gpt-oss", "grovemoe", "llama4", "deepseek2", "qwen3next", "kimi-linea
 # The loader takes experts, and the graph has no place for them.
 UNUSED = {"refact"}
 WITHOUT_LOGITS = {"llama-embed"}
+# Of 16 experts its router lets a short prompt use too few for the next layer to be read ahead.
+WIDENED = {"phimoe": Widening(experts=8)}
 
 
 @pytest.fixture(scope="session")
@@ -151,7 +153,7 @@ def test_every_architecture(
         if not found.identical:
             wrong.append(f"{name}: as written: {found.same}")
         try:
-            made = widen(model, tmp_path / "wide.gguf", Widening(), force=True)
+            made = widen(model, tmp_path / "wide.gguf", WIDENED.get(name, Widening()), force=True)
         except ModelError as error:
             if found.facts.routed or not found.said:
                 wrong.append(f"{name}: {error.message}")

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 def test_a_plan_from_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = make_tiny(tmp_path, experts=64, layers=8, embd=256, ffn=256)
+    model = make_tiny(tmp_path, experts=64, layers=8, embd=256, head_dim=64, ffn=256)
     assert main(["plan", str(model), "--calibrate", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["speed"]["decode"]["source"] == "measured"

@@ -13,6 +13,7 @@ from tests.support.models import rotate_experts
 Options = dict[str, str | int]
 
 SEED = "1"
+PAGE_SIZE = 4096
 _SKIPPED = re.compile(r"save_models: (\S+) model \(MoE\) is unsupported")
 
 
@@ -25,8 +26,11 @@ def _cache(facts: ModelFacts) -> Options:
 
 
 def _few_slots(facts: ModelFacts) -> Options:
-    """Room for a few slices of each size, and less than one layer has."""
-    return {"cache": facts.bytes_per_token(facts.expert_used_count) // 2 + 8 * 8192}
+    """Room for a few slices of each size (pages, wherever in one they begin), and less than one
+    token needs."""
+    slots = {-(-(tensor.slice_bytes + PAGE_SIZE - 1) // PAGE_SIZE) for tensor in facts.routed}
+    few = facts.bytes_per_token(facts.expert_used_count) // 2 + 8 * 8192
+    return {"cache": max(few, PAGE_SIZE * sum(slots))}
 
 
 MODES: dict[str, Callable[[ModelFacts], Options]] = {
