@@ -30,9 +30,12 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {memory:.0f} GB RAM, {system}"
 
 
-def patched_build() -> Path:
-    """Return the folder of the latest patched programs. Raises LaunchError when there is none."""
-    receipt = receipts.latest(pins.load().tag)
+def patched_build(pin: str | None = None) -> Path:
+    """Return the folder of a pin's latest patched programs. Raises LaunchError when there is none.
+
+    Without `pin`, of the default one.
+    """
+    receipt = receipts.latest(pins.load(pin).tag)
     if not receipt:
         raise LaunchError("nothing is built yet", hint="swapmoe build, or --patched and --base")
     return receipt.bin_dir

@@ -35,12 +35,12 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str | None)
     return _size(context, parameter, None if value is None else value.removesuffix("/s"))
 
 
-def _calibrate(made: "Plan", limit: int | None, threads: int | None) -> None:
+def _calibrate(made: "Plan", pin: str | None, limit: int | None, threads: int | None) -> None:
     from swapmoe import bench_setup, calibrate, console, gguf_info, toolchain
     from swapmoe.stream_bench import Bench
 
     model = gguf_info.inspect(made.model.path)
-    program = bench_setup.patched_build() / "llama-bench"
+    program = bench_setup.patched_build(pin) / "llama-bench"
     bench = Bench(program, model.path, threads or toolchain.cores())
     console.say("measuring: decoding random tokens for about a minute")
     found = calibrate.calibrate(model, bench, limit, made.speed.expected if made.speed else None)
@@ -124,15 +124,15 @@ def plan(
         raise UsageError("--calibrate measures this machine, --ram is about another one")
     facts = gguf_info.inspect(Path(model), header_only=True)
     gguf_info.require_streamable(facts)
-    settings = config.load().settings.run
+    settings = config.load().settings
     if ram is None:
-        memory_limit = memory_limit or settings.memory_limit or None
-        cores = cores or settings.threads
-    ctx = settings.ctx if ctx is None else ctx
+        memory_limit = memory_limit or settings.run.memory_limit or None
+        cores = cores or settings.run.threads
+    ctx = settings.run.ctx if ctx is None else ctx
     options = planning.Options(ctx, ram, memory_limit, disk_bw, kv_type, ubatch, cores)
     made = planning.make(facts, options)
     if calibrate and made.works:
-        _calibrate(made, memory_limit, settings.threads)
+        _calibrate(made, settings.pin, memory_limit, settings.run.threads)
         made = planning.make(facts, options)
     if as_json:
         console.emit_json(plan_text.to_json(made))
