@@ -63,7 +63,7 @@ LONG = Soak(
         head_dim=128,
         vocab=4096,
         ctx=4096,
-        locality=0.5,
+        locality=0.0,  # so that prompts use most experts, and the next layer is read ahead
     ),
     seconds=float(os.environ.get("SWAPMOE_SOAK_SECONDS", "600")),
     cache_mib=384,
