@@ -153,7 +153,7 @@ def verdict(results: Sequence[Result]) -> list[str]:
     bad = [result for result in results if result.is_off]
     lines = [
         f"{len(results) - len(bad)} of {len(results)} rows within {RATE_OFF:.0%} of the decode "
-        f"rate and {PEAK_OFF:.0%} of peak memory"
+        f"rate and {PEAK_OFF:.0%} of peak memory (mmap: at most that much above it)"
     ]
     return lines + [f"{r.preset}, {r.ratio:g}: {', '.join(r.is_off)}" for r in bad]
 
