@@ -148,7 +148,7 @@ def measure_row(driver: Driver, row: Row, steps: list[Step], options: Options) -
         bandwidth=probe.total / probe.seconds,
         depth=probe.depth,
         compute={name: s.rate or 0.0 for name, s in in_memory.items()},
-        processor={name: (s.part.user + s.part.system) / s.tokens for name, s in in_memory.items()},
+        processor={name: s.part.processor / s.tokens for name, s in in_memory.items()},
     )
     notes = bench_report.memory_notes(samples, limits) + run_at_limit(driver, samples, limits)
     resident = measure_resident(driver, options.rounds) if options.resident else []

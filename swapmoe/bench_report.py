@@ -128,7 +128,7 @@ def profile(samples: Sequence[Sample], task: Task, limits: Limits) -> str:
     total = 1e3 * median(1 / s.rate for s in samples if s.rate)
     compute = 1e3 / limits.compute[task.name]
     read = 1e3 * median(s.part.read / s.tokens for s in samples) / limits.bandwidth
-    processor = 1e3 * median((s.part.user + s.part.system) / s.tokens for s in samples)
+    processor = 1e3 * median(s.part.processor / s.tokens for s in samples)
     return (
         f"{OWN}: {total:.1f} ms per token; computing as in memory takes {compute:.1f}, so "
         f"{total - compute:.1f} are waiting, where reading alone takes {read:.1f}; processor "
@@ -145,7 +145,7 @@ def _rates(samples: Sequence[Sample]) -> list[float | None]:
 
 
 def _processor(samples: Sequence[Sample]) -> list[float | None]:
-    return [s.part.user + s.part.system if s.outcome == "ok" else None for s in samples]
+    return [s.part.processor if s.outcome == "ok" else None for s in samples]
 
 
 def planned_bytes(sample: Sample, limits: Limits) -> int:

@@ -25,6 +25,11 @@ class Usage:
     system: float
     read: int
 
+    @property
+    def processor(self) -> float:
+        """User and system seconds together."""
+        return self.user + self.system
+
     def since(self, earlier: "Usage") -> "Usage":
         """Return what was used between an earlier moment and this one."""
         return Usage(
