@@ -78,15 +78,15 @@ class Driver:
                     pass
 
 
-def measure_compute(driver: Driver, tasks: Sequence[Task]) -> dict[str, Sample]:
-    """Return a run by task with everything in memory, by the unpatched build."""
+def measure_compute(driver: Driver, steps: Sequence[Step], label: str) -> list[Sample]:
+    """Return a run of each task with everything in memory, by the unpatched build."""
     driver.warm()
-    samples = {}
-    for task in tasks:
-        sample = driver.run(UNPATCHED, task, None, "in memory")
+    names = {step.task.name for step in steps}
+    tasks = [task for task in bench_rows.IN_MEMORY if task.name in names]
+    samples = [driver.run(UNPATCHED, task, None, f"{label} in memory") for task in tasks]
+    for sample in samples:
         if not sample.rate:
             raise LaunchError(f"llama-bench of the unpatched build {sample.outcome}")
-        samples[task.name] = sample
     return samples
 
 
@@ -133,22 +133,24 @@ def measure_row(driver: Driver, row: Row, steps: list[Step], options: Options) -
     facts, limit = driver.facts, row.limit(driver.facts.file_bytes)
     dense = facts.tensor_bytes - facts.routed_bytes
     samples: list[Sample] = []
-    for number, step in bench_rows.in_order(steps, options.rounds):
-        engine = step.engine
-        if options.fill and engine.io == OWN:
-            engine = replace(engine, cache_mib=what_is_left(limit - dense, step.task, samples))
-        samples.append(driver.run(engine, step.task, limit, f"{number + 1}/{options.rounds}"))
+    in_memory: list[Sample] = []
+    for number in range(options.rounds):
+        label = f"{number + 1}/{options.rounds}"
+        in_round = bench_rows.in_round(steps, number)
+        for step in in_round:
+            engine = step.engine
+            if options.fill and engine.io == OWN:
+                engine = replace(engine, cache_mib=what_is_left(limit - dense, step.task, samples))
+            samples.append(driver.run(engine, step.task, limit, label))
+        in_memory += measure_compute(driver, in_round, label)
     probe = probe_disk(facts, samples)
-    tasks = [task for task in bench_rows.IN_MEMORY if any(s.task.name == task.name for s in steps)]
-    in_memory = measure_compute(driver, tasks)
     limits = Limits(
         experts=facts.routed_bytes,
         dense=dense,
         demand=facts.bytes_per_token(facts.expert_used_count),
         bandwidth=probe.total / probe.seconds,
         depth=probe.depth,
-        compute={name: s.rate or 0.0 for name, s in in_memory.items()},
-        processor={name: s.part.processor / s.tokens for name, s in in_memory.items()},
+        in_memory=in_memory,
     )
     notes = bench_report.memory_notes(samples, limits) + run_at_limit(driver, samples, limits)
     resident = measure_resident(driver, options.rounds) if options.resident else []

@@ -1,6 +1,6 @@
 """Tables of the I/O benchmark: medians beside what the disk and the processor allow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -16,11 +16,11 @@ OWN = "direct"
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a model's speed: sizes in bytes, `bandwidth` in bytes/s, `compute` in tokens/s.
+    """What bounds a model's speed: sizes in bytes, `bandwidth` in bytes/s.
 
-    `compute` is by task, with all experts in memory, and `processor` the user and system seconds
-    per token that it takes; `bandwidth` that of reads as large as slices, `depth` at a time.
-    `demand` is what one token needs of the experts.
+    `in_memory` are runs of the unpatched build with all experts in memory, in each round one of a
+    task: they tell how fast computing is. `bandwidth` is that of reads as large as slices, `depth`
+    at a time; `demand` what one token needs of the experts.
     """
 
     experts: int
@@ -28,8 +28,15 @@ class Limits:
     demand: int
     bandwidth: float
     depth: int
-    compute: Mapping[str, float]
-    processor: Mapping[str, float]
+    in_memory: Sequence[Sample]
+
+    def compute(self, task: Task) -> list[float | None]:
+        """Tokens/s of computing alone, by round."""
+        return [s.rate for s in self.in_memory if s.task == task.name]
+
+    def processor(self, task: Task) -> float:
+        """User and system seconds that computing a token takes."""
+        return median(s.part.processor / s.tokens for s in self.in_memory if s.task == task.name)
 
 
 def _of(samples: Sequence[Sample], task: str, engine: str) -> list[Sample]:
@@ -40,17 +47,18 @@ def _good(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.outcome == "ok"]
 
 
-def bound(samples: Sequence[Sample], task: Task, limits: Limits) -> float | None:
-    """Return the tokens/s at which `direct` would be bound by computing or by reading.
+def bounds(samples: Sequence[Sample], task: Task, limits: Limits) -> list[float | None]:
+    """Return by round the tokens/s at which `direct` would be bound by computing or by reading.
 
-    1 / max(compute time, bytes read / bandwidth) per token, with the bytes that it did read.
+    1 / max(compute time, bytes read / bandwidth) per token, with the bytes that it did read; None
+    for a round in which it failed.
     """
-    own = _good(_of(samples, task.name, OWN))
-    compute = limits.compute.get(task.name)
-    if not (own and compute and limits.bandwidth):
-        return None
-    read = median(sample.part.read / sample.tokens for sample in own)
-    return 1 / max(1 / compute, read / limits.bandwidth)
+    return [
+        1 / max(1 / compute, own.part.read / own.tokens / limits.bandwidth)
+        if own.rate and compute
+        else None
+        for own, compute in zip(_of(samples, task.name, OWN), limits.compute(task), strict=False)
+    ]
 
 
 def _hit(sample: Sample, task: Task, limits: Limits) -> float:
@@ -72,7 +80,7 @@ def table(samples: Sequence[Sample], task: Task, limits: Limits) -> list[list[st
     else:
         units, scale, unit = ["MB/tok", "stall ms", "user ms", "sys ms"], 1e3, 1e6
     rows = [["mode", "tok/s", "hit %", *units, "peak GB", "bound %", "ok"]]
-    top = bound(samples, task, limits)
+    tops = bounds(samples, task, limits)
     for engine in dict.fromkeys(sample.engine for sample in samples if sample.task == task.name):
         own = _of(samples, task.name, engine)
         good = _good(own)
@@ -90,7 +98,13 @@ def table(samples: Sequence[Sample], task: Task, limits: Limits) -> list[list[st
                 mid([per(s.part.user, s.tokens) for s in good], 1),
                 mid([per(s.part.system, s.tokens) for s in good], 1),
                 mid([s.peak / GB if s.peak is not None else None for s in own]),
-                mid([100 * s.rate / top if s.rate and top else None for s in good], 0),
+                mid(
+                    [
+                        100 * s.rate / top if s.rate and top else None
+                        for s, top in zip(own, tops, strict=False)
+                    ],
+                    0,
+                ),
                 f"{len(good)}/{len(own)}",
             ]
         )
@@ -110,29 +124,36 @@ def notes(samples: Sequence[Sample], task: Task, limits: Limits) -> list[str]:
     direct = _of(samples, task.name, OWN)
     if found := ratio(_processor(direct), _processor(fault)):
         lines.append(f"{task.name}: user and system time, {OWN} / {REFERENCE}: {found}")
-    if top := bound(samples, task, limits):
+    tops = bounds(samples, task, limits)
+    if any(tops):
         read = median(s.part.read / s.tokens for s in _good(direct))
-        rates = [s.rate for s in _good(fault) if s.rate]
-        times = f", {top / median(rates):.2f} times {REFERENCE}" if rates else ""
         lines.append(
-            f"{task.name}: bound {top:.2f} tok/s{times}: computing alone gives "
-            f"{limits.compute[task.name]:.2f}, reading {read / 1e6:.1f} MB per token "
+            f"{task.name}: bound {mid(tops)} tok/s: computing alone gives "
+            f"{mid(limits.compute(task))}, reading {read / 1e6:.1f} MB per token "
             f"{_inverse(read / limits.bandwidth)}"
         )
-        lines.append(f"{task.name}: {profile(_good(direct), task, limits)}")
+        if found := ratio(tops, _rates(fault)):
+            lines.append(f"{task.name}: bound / {REFERENCE}: {found}")
+        lines.append(f"{task.name}: {profile(direct, task, limits)}")
     return lines
 
 
 def profile(samples: Sequence[Sample], task: Task, limits: Limits) -> str:
     """Return where the time of `direct` goes, in ms per token (medians)."""
-    total = 1e3 * median(1 / s.rate for s in samples if s.rate)
-    compute = 1e3 / limits.compute[task.name]
-    read = 1e3 * median(s.part.read / s.tokens for s in samples) / limits.bandwidth
-    processor = 1e3 * median(s.part.processor / s.tokens for s in samples)
+    rounds = [
+        (1e3 / own.rate, 1e3 / rate)
+        for own, rate in zip(samples, limits.compute(task), strict=False)
+        if own.rate and rate
+    ]
+    waiting = median(total - compute for total, compute in rounds)
+    good = _good(samples)
+    read = 1e3 * median(s.part.read / s.tokens for s in good) / limits.bandwidth
+    processor = 1e3 * median(s.part.processor / s.tokens for s in good)
     return (
-        f"{OWN}: {total:.1f} ms per token; computing as in memory takes {compute:.1f}, so "
-        f"{total - compute:.1f} are waiting, where reading alone takes {read:.1f}; processor "
-        f"{processor:.1f} ms, in memory {1e3 * limits.processor[task.name]:.1f}"
+        f"{OWN}: {median(total for total, _ in rounds):.1f} ms per token; computing as in memory "
+        f"takes {median(compute for _, compute in rounds):.1f}, so {waiting:.1f} are waiting, "
+        f"where reading alone takes {read:.1f}; processor {processor:.1f} ms, in memory "
+        f"{1e3 * limits.processor(task):.1f}"
     )
 
 

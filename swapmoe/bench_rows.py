@@ -48,7 +48,8 @@ ROWS = (
     ),
 )
 
-DECODE = Task(tokens=16, is_prompt=False, repeats=4, cold=2)
+DECODE = Task(tokens=16, is_prompt=False, repeats=9, cold=6)
+"""The cold ones fill the cache; while it fills, `direct` waits for pages of new memory as well."""
 SHORT_PROMPT = Task(tokens=512, is_prompt=True)
 LONG_PROMPT = Task(tokens=2048, is_prompt=True)
 IN_MEMORY = (DECODE, replace(SHORT_PROMPT, repeats=2, cold=1), LONG_PROMPT)
@@ -56,7 +57,7 @@ IN_MEMORY = (DECODE, replace(SHORT_PROMPT, repeats=2, cold=1), LONG_PROMPT)
 RESIDENT = Task(tokens=32, is_prompt=False, repeats=3, cold=1, depth=512)
 """Decoding after a prompt that has touched the experts."""
 _OFTEN = ("fault", "direct", "direct+prefetch")
-_LONG = ("fault", "mmap", "direct", "direct+prefetch")
+_MOST = ("fault", "mmap", "direct", "direct+prefetch")
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,13 @@ def plan(rounds: int, *, quick: bool = False) -> list[Step]:
         chosen = [engine for engine in ENGINES if not engine.prefetch]
         return [Step(engine, task, 1) for task in (DECODE, SHORT_PROMPT) for engine in chosen]
     return [
-        *(Step(engine, DECODE, rounds) for engine in ENGINES),
+        *(Step(engine, DECODE, rounds if engine.name in _MOST else 1) for engine in ENGINES),
         *(Step(engine, SHORT_PROMPT, rounds if engine.name in _OFTEN else 1) for engine in ENGINES),
-        *(Step(engine, LONG_PROMPT, 1) for engine in ENGINES if engine.name in _LONG),
+        *(Step(engine, LONG_PROMPT, 1) for engine in ENGINES if engine.name in _MOST),
     ]
 
 
-def in_order(steps: list[Step], rounds: int) -> list[tuple[int, Step]]:
-    """Return (round, step) in the order of running: every other round goes backwards."""
-    return [
-        (number, step)
-        for number in range(rounds)
-        for step in (steps if number % 2 == 0 else reversed(steps))
-        if number < step.rounds
-    ]
+def in_round(steps: list[Step], number: int) -> list[Step]:
+    """Return the steps of a round (from 0) in their order: every other round goes backwards."""
+    wanted = [step for step in steps if number < step.rounds]
+    return wanted if number % 2 == 0 else wanted[::-1]

@@ -1,9 +1,9 @@
 """One run that tells how a model decodes here: computing, waiting, how often experts are found.
 
-Random tokens are decoded in direct mode from an empty arena, a few at a time, and what each few
-read is counted. As long as nothing has gone yet, the share of the experts that was read so far is
-what a cache of that size would hold, and what is read next is what it would miss (Denning's working
-sets): one run shows the hit rates of all smaller caches.
+Random tokens are decoded in direct mode from an empty arena, sequence by sequence, and what each
+sequence read is counted. As long as nothing has gone yet, the share of the experts that was read so
+far is what a cache of that size would hold, and what is read next is what it would miss (Denning's
+working sets): one run shows the hit rates of all smaller caches.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,10 @@ from swapmoe.gguf_info import ModelFacts
 from swapmoe.history import Hits, Run
 from swapmoe.stream_bench import Bench, Engine, Sample, Task
 
-STEP = 4
-"""Tokens of a repetition."""
-LEAST_TOKENS, MOST_TOKENS = 48, 160
+STEP = 16
+"""Tokens of a repetition, which is a sequence of its own: its first tokens find fewer experts than
+later ones, so very short sequences would show too many misses."""
+LEAST_TOKENS, MOST_TOKENS = 64, 192
 SECONDS = 45.0
 """What a run should take where the speed is guessed right."""
 FULL_SHARE = 0.98

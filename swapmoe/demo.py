@@ -69,7 +69,9 @@ def demo(
     )
     _forget(plan.facts.path)
     console.say(f"running: {plan.command}")
-    done = run.capture(plan.argv, env=child_env(), check=False, timeout=TIMEOUT_SECONDS)
+    done = run.capture(
+        plan.argv, env=plan.environment(child_env()), check=False, timeout=TIMEOUT_SECONDS
+    )
     if done.returncode != 0:
         raise _failed(done, f"{flag_table.CLI} ended with exit code {done.returncode}")
     return _read(done, plan)

@@ -19,6 +19,7 @@ from swapmoe import (
     installed,
     legacy,
     limits,
+    openmp,
     plan_text,
     ports,
     presets,
@@ -61,13 +62,15 @@ class Request:
 class Plan:
     """A command that is ready to start.
 
-    `dropped_env` are variables the child will not see, `options` (option, values, what for) what
-    swapmoe wrote into `argv`. `expected` None = the program ends without loading the model.
-    `endpoint` is where a server listens; with `shared_port` others may already.
+    `dropped_env` are variables the child will not see, `added_env` those it will see besides,
+    `options` (option, values, what for) what swapmoe wrote into `argv`. `expected` None = the
+    program ends without loading the model. `endpoint` is where a server listens; with
+    `shared_port` others may already.
     """
 
     argv: tuple[str, ...]
     dropped_env: tuple[str, ...]
+    added_env: Mapping[str, str]
     options: tuple[tuple[str, tuple[str, ...], str], ...]
     launch: Launch
     facts: ModelFacts
@@ -83,9 +86,15 @@ class Plan:
     @property
     def command(self) -> str:
         """The command for a POSIX shell, ready to paste."""
-        unset = [word for name in self.dropped_env for word in ("-u", name)]
+        changes = [word for name in self.dropped_env for word in ("-u", name)]
+        changes += [f"{name}={value}" for name, value in self.added_env.items()]
         scope = self.limit.scope if self.limit else ()
-        return shell_quote([*(["env", *unset] if unset else []), *scope, *self.argv])
+        return shell_quote([*(["env", *changes] if changes else []), *scope, *self.argv])
+
+    def environment(self, env: Mapping[str, str]) -> dict[str, str]:
+        """What the child sees of `env`, and what is added to it."""
+        kept = {name: value for name, value in env.items() if name not in self.dropped_env}
+        return {**kept, **self.added_env}
 
     def to_json(self) -> dict[str, object]:
         """The plan for machines; sizes in bytes."""
@@ -94,6 +103,7 @@ class Plan:
             "command": self.command,
             "argv": list(self.argv),
             "env_removed": list(self.dropped_env),
+            "env_added": dict(self.added_env),
             "options": [
                 {"option": option, "values": list(values), "for": purpose}
                 for option, values, purpose in self.options
@@ -176,11 +186,13 @@ def prepare(request: Request, pin: Pin, env: Mapping[str, str] | None = None) ->
     written = flags.written_rows(launch, given, found.knows)
     argv = [str(program), *flags.build_argv(written, extra)]
     names = {option.name for option in given}
+    io = request.settings.io
     ends_at_once = activation.ENDS_AT_ONCE & names
     expected = activation.expected(facts, request.settings, other_models=drafted > 0)
     return Plan(
         argv=tuple(argv),
         dropped_env=tuple(flags.contradicting_env(env, argv, launch.program)),
+        added_env=openmp.variables(io if io != "auto" else preset.plan.engine, env),
         options=tuple((words[0], tuple(words[1:]), row.setting) for row, words in written if words),
         launch=launch,
         facts=facts,
@@ -238,6 +250,10 @@ def describe(plan: Plan) -> Sequence[str]:
             if purpose.startswith(("streaming", "plan"))
         ),
         *(f"removed from the environment: {name}" for name in plan.dropped_env),
+        *(
+            f"{name}={value}: compute threads spin for a short time only"
+            for name, value in plan.added_env.items()
+        ),
         *([f"listens on {plan.endpoint.url}"] if plan.endpoint else []),
         *(
             [f"memory limit: {sizes.whole_mib(plan.limit.size):,} MiB by {plan.limit.how}"]

@@ -77,16 +77,15 @@ class Plan:
     checkpoint_bytes: int
     speed: Speed | None
 
-    @property
-    def peak(self) -> int:
-        """Most memory in use while decoding, page cache included; a server's pools left out.
+    def peak_after(self, tokens: int) -> int:
+        """Memory in use when so many tokens were decoded, page cache included.
 
-        `mmap` takes what there is until the whole file is in memory, `direct` its budget.
+        A server's pools are left out. `mmap` takes all that there is, `direct` its budget, as far
+        as the tokens ask for that many experts.
         """
-        used = sum(part.nbytes for part in self.parts if part.is_used)
-        if self.engine == "direct":
-            return used
-        return min(self.usable, used - self.budget + self.routed)
+        used = sum(part.nbytes for part in self.parts if part.is_used) - self.budget
+        room = self.budget if self.engine == "direct" else min(self.routed, self.usable - used)
+        return used + (self.speed.held_after(tokens, room, self.routed) if self.speed else room)
 
     @property
     def works(self) -> bool:

@@ -8,6 +8,8 @@ from swapmoe.plan_parts import DIRECT_ABOVE
 from swapmoe.sizes import MIB
 from swapmoe.speed import GB, Range, Speed
 
+TOKENS = (100, 1000)
+"""When to say how much memory is in use."""
 CALIBRATE = "--calibrate, or a server's own runs, put what is measured here in place of that"
 
 
@@ -32,6 +34,7 @@ def to_json(plan: Plan) -> dict[str, object]:
             "parts": [
                 {"name": p.name, "bytes": p.nbytes, "from": _origin(p.certain)} for p in plan.parts
             ],
+            "in_use_after": {str(tokens): plan.peak_after(tokens) for tokens in TOKENS},
         },
         "experts": {"bytes": plan.routed, "budget": plan.budget, "floor": plan.floor},
         "engine": {"io": plan.engine, "cache_size": plan.cache_size},
@@ -84,6 +87,10 @@ def _speed(plan: Plan, speed: Speed) -> Iterator[str]:
     yield (
         f"server: one slot, prompt cache {_mib(plan.prompt_cache)} MiB, "
         f"{kept if plan.checkpoint_bytes else 'checkpoints not needed'}"
+    )
+    yield (
+        "memory in use: "
+        + ", ".join(f"{_mib(plan.peak_after(n))} MiB after {n:,} tokens" for n in TOKENS)
     )
     yield f"decode:  {_rates(speed.decode)} tokens/s ({speed.decode.source})"
     yield f"prefill: {_rates(speed.prefill)} tokens/s in micro-batches of {plan.ubatch:,}"

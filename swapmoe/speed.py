@@ -57,6 +57,7 @@ class Speed:
 
     `compute` is seconds per token, `bandwidth` bytes per second, `misses` a share. `reads` are
     bytes of experts that a token needs; `touched` those that a micro-batch of a prompt needs.
+    `curve` tells how often experts are found, however much of them is in memory.
     """
 
     decode: Range
@@ -66,11 +67,23 @@ class Speed:
     misses: Range
     reads: int
     touched: int
+    curve: hitcurve.Curve | hitcurve.Measured
 
     @property
     def expected(self) -> float:
         """The middle of the decoding range, as ratios go."""
         return math.sqrt(self.decode.low * self.decode.high)
+
+    def held_after(self, tokens: int, room: int, routed: int) -> int:
+        """Bytes of experts that a cache of `room` bytes, empty at first, holds after some tokens.
+
+        Each token adds what it does not find; `routed` are the bytes of all experts.
+        """
+        held = 0.0
+        for _ in range(tokens):
+            low, high = self.curve.hits(held / max(1, routed))
+            held = min(room, held + self.reads * (1 - (low + high) / 2))
+        return int(held)
 
 
 @dataclass(frozen=True)
@@ -100,7 +113,8 @@ def estimate(
     routed = weights.split(facts).routed
     reads = weights.demand(facts)
     bandwidth = _bandwidth(facts, machine, engine)
-    misses = _misses(facts, machine, budget, routed, reads)
+    curve = _curve(facts, machine, routed)
+    misses = _misses(curve, budget, routed, reads)
     compute = _compute(facts, machine)
     waits = bool(_with_stalls(machine))
     slowest = compute.high + reads * misses.high / bandwidth.low
@@ -116,6 +130,7 @@ def estimate(
         misses=misses,
         reads=reads,
         touched=touched,
+        curve=curve,
     )
 
 
@@ -143,27 +158,30 @@ def _bandwidth(facts: ModelFacts, machine: Machine, engine: str) -> Range:
     return found.times(*PAGE_CACHE_SHARE) if engine == "mmap" else found
 
 
-def _misses(facts: ModelFacts, machine: Machine, budget: int, routed: int, reads: int) -> Range:
+def _misses(
+    curve: hitcurve.Curve | hitcurve.Measured, budget: int, routed: int, reads: int
+) -> Range:
     if budget >= routed:
         return Range(0.0, 0.0, "all experts stay in memory")
     if budget < reads:
         return Range(1.0, 1.0, "below one token's demand nothing is found again")
+    low, high = curve.hits(budget / routed)
+    return Range(1 - high, 1 - low, curve.source)
+
+
+def _curve(facts: ModelFacts, machine: Machine, routed: int) -> hitcurve.Curve | hitcurve.Measured:
     skews = [
         found
         for run in machine.runs
         if run.hit_rate is not None
         and (run.served or not machine.hits)
-        and (found := hitcurve.skew(run.budget / routed, run.hit_rate)) is not None
+        and (found := hitcurve.skew(run.budget / max(1, routed), run.hit_rate)) is not None
     ]
-    curve: hitcurve.Curve | hitcurve.Measured
     if skews:
-        curve = hitcurve.measured(skews, len(skews))
-    elif machine.hits:
-        curve = hitcurve.Measured([(each.share, each.hit_rate) for each in machine.hits])
-    else:
-        curve = hitcurve.published(facts.architecture)
-    low, high = curve.hits(budget / routed)
-    return Range(1 - high, 1 - low, curve.source)
+        return hitcurve.measured(skews, len(skews))
+    if machine.hits:
+        return hitcurve.Measured([(each.share, each.hit_rate) for each in machine.hits])
+    return hitcurve.published(facts.architecture)
 
 
 def _compute(facts: ModelFacts, machine: Machine) -> Range:

@@ -32,7 +32,7 @@ def execute(plan: Plan) -> int:
     """
     for name in plan.dropped_env:
         console.note(f"{name} is not passed on: it contradicts how experts are streamed")
-    env = {key: value for key, value in os.environ.items() if key not in plan.dropped_env}
+    env = plan.environment(os.environ)
     if plan.endpoint and not plan.shared_port:
         ports.check_free(plan.endpoint)
     if plan.endpoint:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from swapmoe import run, usage
+from swapmoe import openmp, run, usage
 from swapmoe.cgroup import memory_limit
 from swapmoe.usage import Measured, Usage
 
@@ -113,7 +113,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all runs on a model have in common."""
+    """What all runs on a model have in common. `env` is added to their environment."""
 
     program: Path
     model: Path
@@ -128,6 +128,7 @@ class Bench:
         argv = [str(self.program), "-m", str(self.model), "-t", str(self.threads)]
         argv += [*task.flags, *engine.flags, "--no-warmup", "--progress", "-v", "-o", "json"]
         env = run.clean_env(self.env, drop_prefixes=("GIT_", "LLAMA_ARG_"))
+        env |= openmp.variables(engine.io, env)
         with memory_limit(limit) if limit else nullcontext() as group:
             done = usage.measure(
                 group.wrap(argv) if group else argv,

@@ -147,7 +147,7 @@ class TestRun:
         file = tmp_path / "history.jsonl"
         calibrate.calibrate(facts, self.bench, 5 * GIB, 2.0).record(file)
         (engine, task, limit) = self.asked[0]
-        assert (engine.io, task.repeats * task.tokens, limit) == ("direct", 88, 5 * GIB)
+        assert (engine.io, task.repeats * task.tokens, limit) == ("direct", 80, 5 * GIB)
         assert len(history.hits(facts, file)) >= 2
         machine = planning.known_machine(replace(facts, missing_bytes=0), planning.Options(), file)
         here = Memory(14 * GIB, 16 * GIB, "")
@@ -173,7 +173,7 @@ class TestRun:
         assert list(caught.value.evidence) == ["no room"]
 
 
-@pytest.mark.parametrize(("expected", "tokens"), [(None, 48), (0.1, 48), (2.0, 88), (50.0, 160)])
+@pytest.mark.parametrize(("expected", "tokens"), [(None, 64), (0.1, 64), (2.0, 80), (50.0, 192)])
 def test_slow_models_decode_fewer_tokens(expected: float | None, tokens: int) -> None:
     task = calibrate.task(expected)
     assert task.tokens * task.repeats == tokens

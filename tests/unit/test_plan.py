@@ -14,7 +14,7 @@ from swapmoe import plan as planning
 from swapmoe.cli import main
 from swapmoe.errors import ModelError
 from swapmoe.gguf_info import ModelFacts
-from swapmoe.history import Disk, Run
+from swapmoe.history import Disk, Hits, Run
 from swapmoe.memory import Memory
 from swapmoe.plan import Options, Plan
 from swapmoe.sizes import GIB, MIB
@@ -114,10 +114,24 @@ def test_the_engines_choice_and_budget(tmp_path: Path) -> None:
             available = gib * GIB - made.kv_bytes - program
             arena = available - 256 * MIB - available // 16 - size.dense - size.lookup
             assert made.budget == pytest.approx(arena, abs=MIB)
-            assert made.budget < made.peak < gib * GIB
+            assert made.budget < made.peak_after(100_000) < gib * GIB
         else:
-            assert made.peak == gib * GIB
-    assert make(model, 120).peak < 120 * GIB
+            assert made.peak_after(100_000) == gib * GIB
+    assert make(model, 120).peak_after(100_000) < 120 * GIB
+
+
+def test_memory_in_use_grows_with_what_is_asked_for(tmp_path: Path) -> None:
+    """Up to the budget, or to where nothing new is asked for."""
+    model = facts(tmp_path)
+    machine = Machine(cores=8, hits=(Hits("m", 0.2, 0.9), Hits("m", 0.4, 1.0)))
+    for gib in (8, 120):
+        made = planning.make(model, here=Memory(gib * GIB, 200 * GIB, ""), machine=machine)
+        used = [made.peak_after(tokens) for tokens in (0, 1, 20, 1000, 100_000)]
+        assert used == sorted(used)
+        assert 0.9 * made.floor < used[1] - used[0] <= made.floor
+        held = used[-1] - used[0]
+        expected = made.budget if gib == 8 else 0.4 * made.routed
+        assert held == pytest.approx(expected, rel=0.05)
 
 
 def test_micro_batch(tmp_path: Path) -> None:

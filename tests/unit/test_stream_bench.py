@@ -134,14 +134,17 @@ def sample(engine: str, seconds: float, read: int, outcome: str = "ok", **more: 
     )
 
 
+IN_MEMORY = [
+    replace(sample("unpatched", 1, 0), rate=rate, part=Usage(1, 1.2, 0.6, 0))
+    for rate in (20.0, 25.0)
+]
 LIMITS = Limits(
     experts=10**10,
     dense=64 * MIB,
     demand=10**8,
     bandwidth=10**9,
     depth=6,
-    compute={"decode": 20.0},
-    processor={"decode": 0.09},
+    in_memory=IN_MEMORY,
 )
 SAMPLES = [
     sample("fault", 0.2, 2 * 10**9),
@@ -152,11 +155,15 @@ SAMPLES = [
 
 
 def test_bound_is_the_slower_of_disk_and_processor() -> None:
-    # 50 MB per token at 1 GB/s, or 20 tokens per second of computing.
-    assert bench_report.bound(SAMPLES, DECODE, LIMITS) == pytest.approx(20)
+    # 50 MB per token at 1 GB/s, or 20 and 25 tokens per second of computing.
+    assert bench_report.bounds(SAMPLES, DECODE, LIMITS) == pytest.approx([20, 20])
+    fast = replace(LIMITS, bandwidth=2e9)
+    assert bench_report.bounds(SAMPLES, DECODE, fast) == pytest.approx([20, 25])
     slow = replace(LIMITS, bandwidth=5e8)
-    assert bench_report.bound(SAMPLES, DECODE, slow) == pytest.approx(10)
-    assert bench_report.bound(SAMPLES[:1], DECODE, LIMITS) is None
+    assert bench_report.bounds(SAMPLES, DECODE, slow) == pytest.approx([10, 10])
+    assert bench_report.bounds(SAMPLES[:1], DECODE, LIMITS) == []
+    failed = [sample("direct", 1, 1, "failed (1)"), *SAMPLES[1:2]]
+    assert bench_report.bounds(failed, DECODE, fast) == pytest.approx([None, 25])
 
 
 def test_table_is_per_token_for_decoding() -> None:
@@ -201,9 +208,9 @@ def test_notes_compare_round_by_round() -> None:
     assert bench_report.notes(SAMPLES, DECODE, LIMITS) == [
         "decode: direct / fault: 2.250 (2.000 to 2.500 in 2 rounds)",
         "decode: user and system time, direct / fault: 0.450 (0.400 to 0.500 in 2 rounds)",
-        "decode: bound 20.00 tok/s, 4.00 times fault: computing alone gives 20.00, reading 50.0 MB "
-        "per token 20.00",
-        "decode: direct: 90.0 ms per token; computing as in memory takes 50.0, so 40.0 are "
+        "decode: bound 20.00 tok/s: computing alone gives 22.50, reading 50.0 MB per token 20.00",
+        "decode: bound / fault: 4.000 (4.000 to 4.000 in 2 rounds)",
+        "decode: direct: 90.0 ms per token; computing as in memory takes 45.0, so 45.0 are "
         "waiting, where reading alone takes 50.0; processor 67.5 ms, in memory 90.0",
     ]
 
@@ -224,11 +231,12 @@ def test_rows_are_within_the_asked_sizes() -> None:
 
 def test_plan_alternates() -> None:
     steps = bench_rows.plan(3)
-    order = bench_rows.in_order(steps, 3)
-    decode = [step.engine.name for _n, step in order if step.task == bench_rows.DECODE]
+    order = [step for number in range(3) for step in bench_rows.in_round(steps, number)]
+    decode = [step.engine.name for step in order if step.task == bench_rows.DECODE]
     names = [engine.name for engine in ENGINES]
-    assert decode == [*names, *reversed(names), *names]
-    long = [s.engine.name for _n, s in order if s.task == bench_rows.LONG_PROMPT]
-    assert long == ["fault", "mmap", "direct", "direct+prefetch"]
-    quick = bench_rows.in_order(bench_rows.plan(1, quick=True), 1)
-    assert {step.engine.name for _n, step in quick} == {"fault", "mmap", "direct"}
+    most = ["fault", "mmap", "direct", "direct+prefetch"]
+    assert decode == [*names, *reversed(most), *most]
+    long = [step.engine.name for step in order if step.task == bench_rows.LONG_PROMPT]
+    assert long == most
+    quick = bench_rows.in_round(bench_rows.plan(1, quick=True), 0)
+    assert {step.engine.name for step in quick} == {"fault", "mmap", "direct"}
