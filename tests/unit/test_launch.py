@@ -109,6 +109,30 @@ def test_contradicting_variables_are_removed_and_said_once(
     assert env == {"LLAMA_ARG_TOP_K": "1"}
 
 
+def test_compute_threads_leave_the_readers_a_core(
+    shop: Workshop,
+    built: Receipt,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In direct mode only, and not against what the user has chosen."""
+
+    def command(*options: str) -> list[str]:
+        assert main(["run", "-m", str(model), "-p", "hi", "--dry-run", *options]) == 0
+        return shlex.split(capsys.readouterr().out)
+
+    assert command("--io", "direct")[:2] == ["env", "GOMP_SPINCOUNT=1000"]
+    for options in ((), ("--io", "mmap"), ("--io", "fault")):
+        assert command(*options)[0] == str(built.program("llama-cli"))
+    assert main(["run", "-m", str(model), "-p", "hi", "--io", "direct"]) == 0
+    assert shop.tools.seen()["openmp"] == {"GOMP_SPINCOUNT": "1000"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert command("--io", "direct")[0] == str(built.program("llama-cli"))
+    assert main(["run", "-m", str(model), "-p", "hi", "--io", "direct"]) == 0
+    assert shop.tools.seen()["openmp"] == {"OMP_WAIT_POLICY": "active"}
+
+
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSEGV"])
 def test_a_signal_becomes_an_exit_code(
     shop: Workshop, built: Receipt, model: Path, how: str
