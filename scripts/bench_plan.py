@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hold `swapmoe plan` against reality: six generated models, three memory limits each.
 
-Linux only. One calibration run per model, with the most memory; then each row is planned from that
+Linux only. One calibration per model, with the most memory; then each row is planned from that
 alone and measured from a cold start, in a fresh cgroup whose limit counts the page cache.
 """
 
@@ -61,7 +61,7 @@ def main(
                 bench_setup.machine(),
                 f"device {device.name}: read-ahead {kib} KiB (was {before}); page cache dropped "
                 "before each run",
-                f"llama-bench with random tokens, {threads} threads; one calibration run per "
+                f"llama-bench with random tokens, {threads} threads; one calibration per "
                 f"model, at file/RAM {RATIOS[0]:g}; {plan_bench.COUNTED * plan_bench.STEP} tokens "
                 "count in each row",
             ]

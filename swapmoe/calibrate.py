@@ -1,18 +1,19 @@
-"""One run that tells how a model decodes here: computing, waiting, how often experts are found.
+"""Two short runs that tell how a model decodes here: computing, waiting, experts found in memory.
 
 Random tokens are decoded in direct mode from an empty arena, sequence by sequence, and what each
 sequence read is counted. As long as nothing has gone yet, the share of the experts that was read so
 far is what a cache of that size would hold, and what is read next is what it would miss (Denning's
-working sets): one run shows the hit rates of all smaller caches.
+working sets): one run shows the hit rates of all smaller caches. A second run with a small cache,
+which misses much, tells beside the first one what a byte that is read costs.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 
-from swapmoe import history, speed, weights
+from swapmoe import history, sizes, speed, weights
 from swapmoe.errors import LaunchError
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.history import Hits, Run
@@ -23,18 +24,23 @@ STEP = 16
 later ones, so very short sequences would show too many misses."""
 LEAST_TOKENS, MOST_TOKENS = 64, 192
 SECONDS = 45.0
-"""What a run should take where the speed is guessed right."""
+"""What the first run should take where the speed is guessed right."""
+SMALL = Task(tokens=STEP, is_prompt=False, repeats=5, cold=2)
+SMALL_SHARE = 1 / 4
+"""The second run, and its cache as a share of the first one's."""
 FULL_SHARE = 0.98
 BINS = 10
 LEAST_COMPUTE = 0.05
 """Of the time of a token: computing is at least this."""
 
+Steps = Sequence[tuple[float, int]]
+"""Seconds and bytes read of repetitions."""
+
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a run showed, for the history."""
+    """What the runs showed, for the history."""
 
-    sample: Sample
     run: Run
     hits: tuple[Hits, ...]
 
@@ -54,7 +60,7 @@ class Calibration:
 
 
 def task(expected: float | None) -> Task:
-    """What to decode where `expected` tokens/s are expected."""
+    """What to decode first where `expected` tokens/s are expected."""
     tokens = min(MOST_TOKENS, max(LEAST_TOKENS, int(SECONDS * (expected or 0))))
     return Task(tokens=STEP, is_prompt=False, repeats=tokens // STEP, cold=1)
 
@@ -62,70 +68,81 @@ def task(expected: float | None) -> Task:
 def calibrate(
     facts: ModelFacts, bench: Bench, limit: int | None, expected: float | None = None
 ) -> Calibration:
-    """Run once, in `limit` bytes of memory (None = as it comes).
+    """Run in `limit` bytes of memory (None = as it comes), then with a smaller cache.
 
-    Raises `LaunchError` when the run shows nothing, `ToolError` when memory cannot be limited or
-    the program is missing.
+    Raises `LaunchError` when a run shows nothing, `ToolError` when memory cannot be limited or the
+    program is missing.
     """
-    wanted = task(expected)
-    sample = bench.sample(Engine("direct", "direct"), wanted, limit)
-    if not sample.steps:
+    large = _run(bench, Engine("direct", "direct"), task(expected), limit)
+    cache = int(min(_budget(large), weights.split(facts).routed) * SMALL_SHARE)
+    engine = Engine("direct", "direct", cache_mib=max(1, sizes.whole_mib(cache)))
+    small = _run(bench, engine, SMALL, limit)
+    return Calibration(run_of(facts, large, small, bench.threads), hits_of(facts, large, small))
+
+
+def _run(bench: Bench, engine: Engine, wanted: Task, limit: int | None) -> Sample:
+    sample = bench.sample(engine, wanted, limit)
+    if len(sample.steps) <= wanted.cold:
         raise LaunchError(
             f"{bench.program.name} {sample.outcome}: nothing could be measured",
             evidence=list(sample.tail),
         )
-    return Calibration(
-        sample=sample,
-        run=run_of(facts, sample, bench.threads),
-        hits=hits_of(facts, sample),
-    )
+    return sample
 
 
-def run_of(facts: ModelFacts, sample: Sample, threads: int) -> Run:
-    """All of the run but its first tokens, which wait for the other weights too.
+def run_of(facts: ModelFacts, large: Sample, small: Sample, threads: int) -> Run:
+    """The end of the first run, and what of its time is waiting.
 
-    Waiting is what reading more costs, over all that was read: where little is missing, computing
-    hides it, so the time spent waiting says too little about a smaller cache.
+    Waiting is what reading more costs: where little is missing, computing hides it, so the time
+    spent waiting says too little about a smaller cache.
     """
-    counted = sample.steps[1:] or sample.steps
-    tokens = STEP * len(counted)
-    seconds = sum(spent for spent, _ in counted)
-    read = sum(bytes_read for _, bytes_read in counted)
-    waited = seconds_per_byte(counted) * read
+    late = _late(large)
+    seconds = median(spent for spent, _ in late) / STEP
+    read = median(found for _, found in late) / STEP
+    waited = seconds_per_byte(late, small.steps[SMALL.cold :]) * read
     return Run(
         model=history.model_key(facts),
         io="direct",
         threads=threads,
-        budget=sample.statistics.get("budget", 0),
+        budget=_budget(large),
         active_bytes=speed.active_bytes(facts),
-        decode_rate=tokens / seconds,
-        hit_rate=_hit_rate(facts, read / tokens),
-        bytes_per_token=read / tokens,
-        stall=min(waited, (1 - LEAST_COMPUTE) * seconds) / tokens,
+        decode_rate=1 / seconds,
+        hit_rate=_hit_rate(facts, read),
+        bytes_per_token=read,
+        stall=min(waited, (1 - LEAST_COMPUTE) * seconds),
     )
 
 
-def seconds_per_byte(steps: Sequence[tuple[float, int]]) -> float:
-    """The median slope of time over bytes read between any two steps (Theil and Sen); 0 if none.
+def _budget(sample: Sample) -> int:
+    return sample.statistics.get("budget", 0)
+
+
+def _late(sample: Sample) -> Steps:
+    """The second half: in the first one, memory is used for the first time, which costs more."""
+    return sample.steps[len(sample.steps) // 2 :]
+
+
+def seconds_per_byte(few: Steps, many: Steps) -> float:
+    """The median slope of time over bytes, from each step of one run to each of another; 0 if none.
 
     A few steps that something disturbed do not move it.
     """
     slopes = [
         (late[0] - early[0]) / (late[1] - early[1])
-        for early, late in combinations(steps, 2)
-        if late[1] != early[1]
+        for early, late in product(few, many)
+        if late[1] > early[1]
     ]
     return max(0.0, median(slopes)) if slopes else 0.0
 
 
-def hits_of(facts: ModelFacts, sample: Sample) -> tuple[Hits, ...]:
-    """The hit rate of each tenth of the experts that was read, and the one at the end."""
+def hits_of(facts: ModelFacts, large: Sample, small: Sample) -> tuple[Hits, ...]:
+    """The hit rate of each tenth of the experts that was read, and those of the full caches."""
     routed, key = weights.split(facts).routed, history.model_key(facts)
-    budget = min(sample.statistics.get("budget", routed), routed)
+    budget = min(_budget(large) or routed, routed)
     bins: dict[int, list[tuple[float, int]]] = {}
     late: list[int] = []
     seen = 0
-    for _seconds, read in sample.steps:
+    for _seconds, read in large.steps:
         if seen < FULL_SHARE * budget:
             share = min(seen + read / 2, budget) / routed
             bins.setdefault(int(share * BINS), []).append((share, read))
@@ -139,7 +156,10 @@ def hits_of(facts: ModelFacts, sample: Sample) -> tuple[Hits, ...]:
     if late:
         points = [point for point in points if point[0] < FULL_SHARE * budget / routed]
         points.append((budget / routed, mean(late) / STEP))
-    return tuple(Hits(key, share, _hit_rate(facts, read)) for share, read in points)
+    small_reads = mean(read for _, read in small.steps[SMALL.cold :]) / STEP
+    if _budget(small) < budget:
+        points.append((_budget(small) / routed, small_reads))
+    return tuple(Hits(key, share, _hit_rate(facts, read)) for share, read in sorted(points))
 
 
 def _hit_rate(facts: ModelFacts, read: float) -> float:

@@ -42,7 +42,7 @@ def _calibrate(made: "Plan", pin: str | None, limit: int | None, threads: int | 
     model = gguf_info.inspect(made.model.path)
     program = bench_setup.patched_build(pin) / "llama-bench"
     bench = Bench(program, model.path, threads or toolchain.cores())
-    console.say("measuring: decoding random tokens for about a minute")
+    console.say("measuring: decoding random tokens twice, for about a minute")
     found = calibrate.calibrate(model, bench, limit, made.speed.expected if made.speed else None)
     found.record()
     console.say(f"measured: {found.summary}")

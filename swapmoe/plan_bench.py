@@ -21,7 +21,7 @@ PRESETS = (
     "deepseek4-layers",
 )
 RATIOS = (1.2, 2.0, 3.5)
-"""File size / memory. The first has most memory, and is the one of the calibration run."""
+"""File size / memory. The first has most memory, and is the one of the calibration."""
 STEP, COUNTED = 16, 3
 """Tokens of a repetition, and repetitions that count."""
 LEAST_COLD, MOST_COLD = 2, 10
@@ -168,7 +168,7 @@ class State:
         self._build = build
         self._results: dict[str, Result] = {}
         self.calibrated: dict[str, str] = {}
-        """Presets -> one line on their calibration run."""
+        """Presets -> one line on their calibration."""
         try:
             data = json.loads(file.read_text(encoding="utf-8"))
             if data["build"] == build:

@@ -46,7 +46,7 @@ def measure(state: State, presets: Sequence[str], program: Path, threads: int) -
 
 
 def _calibrate(state: State, facts: ModelFacts, bench: Bench, preset: str) -> None:
-    """Do the model's one calibration run, with the most memory."""
+    """Do the model's one calibration, with the most memory."""
     limit = limit_of(facts, RATIOS[0])
     guess = plan_bench.predict(facts, limit, state.history).speed
     blockdev.forget(list(facts.shards))

@@ -9,12 +9,12 @@ import pytest
 
 from swapmoe import calibrate, gguf_info, history, plan_text, speed, weights
 from swapmoe import plan as planning
-from swapmoe.calibrate import STEP
+from swapmoe.calibrate import SMALL, SMALL_SHARE, STEP
 from swapmoe.cli import main
 from swapmoe.errors import LaunchError
 from swapmoe.gguf_info import ModelFacts
 from swapmoe.memory import Memory
-from swapmoe.sizes import GIB
+from swapmoe.sizes import GIB, MIB
 from swapmoe.speed import Machine
 from swapmoe.stream_bench import Bench, Engine, Sample, Task
 from swapmoe.usage import Usage
@@ -78,6 +78,11 @@ def sample(facts: ModelFacts, share: float, tokens: int = 160) -> Sample:
     )
 
 
+def small(facts: ModelFacts, share: float) -> Sample:
+    """The second run."""
+    return sample(facts, share * SMALL_SHARE, STEP * SMALL.repeats)
+
+
 @pytest.fixture
 def eighths(facts: ModelFacts, monkeypatch: pytest.MonkeyPatch) -> ModelFacts:
     """The same model, its experts as many times a token's demand as in `sample`."""
@@ -88,10 +93,10 @@ def eighths(facts: ModelFacts, monkeypatch: pytest.MonkeyPatch) -> ModelFacts:
 
 
 def test_one_run_shows_the_hit_rates_of_smaller_caches(eighths: ModelFacts) -> None:
-    found = calibrate.hits_of(eighths, sample(eighths, 0.8))
+    found = calibrate.hits_of(eighths, sample(eighths, 0.8), small(eighths, 0.8))
     assert [each.share for each in found] == sorted(each.share for each in found)
     machine = Machine(cores=2, hits=found)
-    for share in (0.15, 0.25, 0.4, 0.6):
+    for share in (0.2, 0.25, 0.4, 0.6):
         room = int(LAYERS * EXPERTS * share)
         real = sum(misses(routing(600, seed=2), room)[200:]) / 400
         budget = int(share * (EXPERTS // USED) * weights.demand(eighths))
@@ -102,10 +107,11 @@ def test_one_run_shows_the_hit_rates_of_smaller_caches(eighths: ModelFacts) -> N
 
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_computing_and_waiting_are_told_apart(eighths: ModelFacts, share: float) -> None:
-    """The first tokens, which wait for other weights too, do not count."""
+    """The first tokens, which wait for other weights and for new memory too, do not count."""
     whole = sample(eighths, share)
-    (spent, read), *others = whole.steps
-    run = calibrate.run_of(eighths, replace(whole, steps=((spent + 9, read), *others)), threads=2)
+    slow = tuple((3 * spent, read) for spent, read in whole.steps[:4])
+    filling = replace(whole, steps=(*slow, *whole.steps[4:]))
+    run = calibrate.run_of(eighths, filling, small(eighths, share), threads=2)
     assert run.stall is not None
     assert run.bytes_per_token is not None
     assert 1 / run.decode_rate - run.stall == pytest.approx(COMPUTE, rel=0.01)
@@ -113,21 +119,27 @@ def test_computing_and_waiting_are_told_apart(eighths: ModelFacts, share: float)
 
 
 def test_computing_is_never_nothing(eighths: ModelFacts) -> None:
-    steps = ((9.0, 1), (0.1, 10**9), (0.4, 2 * 10**9), (0.7, 3 * 10**9))
-    run = calibrate.run_of(eighths, replace(sample(eighths, 0.2), steps=steps), threads=2)
+    steps = ((9.0, 1), (0.1, 10**9), (0.1, 10**9))
+    much = ((9.0, 1), (9.0, 1), (0.4, 2 * 10**9), (0.4, 2 * 10**9))
+    run = calibrate.run_of(
+        eighths,
+        replace(sample(eighths, 0.2), steps=steps),
+        replace(small(eighths, 0.2), steps=much),
+        threads=2,
+    )
     assert run.stall is not None
     assert 0 < run.stall < 1 / run.decode_rate
 
 
 def test_some_disturbed_steps_do_not_count(eighths: ModelFacts) -> None:
-    whole = sample(eighths, 0.5)
-    slow = tuple((s * (3 if i % 8 == 5 else 1), r) for i, (s, r) in enumerate(whole.steps))
-    assert calibrate.seconds_per_byte(slow) == pytest.approx(1 / DISK, rel=0.1)
+    few, many = sample(eighths, 0.8).steps[5:], small(eighths, 0.8).steps[2:]
+    slow = tuple((s * (3 if i == 3 else 1), r) for i, (s, r) in enumerate(few))
+    assert calibrate.seconds_per_byte(slow, many) == pytest.approx(1 / DISK, rel=0.1)
 
 
-@pytest.mark.parametrize("steps", [(), ((1.0, 5),), ((1.0, 5), (2.0, 5)), ((2.0, 5), (1.0, 9))])
-def test_nothing_to_tell_waiting_from(steps: tuple[tuple[float, int], ...]) -> None:
-    assert calibrate.seconds_per_byte(steps) == 0.0
+@pytest.mark.parametrize("many", [(), ((1.0, 5),), ((1.0, 9),), ((9.0, 2),)])
+def test_nothing_to_tell_waiting_from(many: tuple[tuple[float, int], ...]) -> None:
+    assert calibrate.seconds_per_byte([(2.0, 5)], many) == 0.0
 
 
 class TestRun:
@@ -138,7 +150,7 @@ class TestRun:
 
         def run(_bench: Bench, engine: Engine, task: Task, limit: int | None) -> Sample:
             self.asked.append((engine, task, limit))
-            return self.found
+            return replace(self.found, steps=self.found.steps[: task.repeats])
 
         monkeypatch.setattr(Bench, "sample", run)
         self.bench = Bench(Path("llama-bench"), facts.path, 2)
@@ -146,8 +158,11 @@ class TestRun:
     def test_what_is_kept_and_used(self, facts: ModelFacts, tmp_path: Path) -> None:
         file = tmp_path / "history.jsonl"
         calibrate.calibrate(facts, self.bench, 5 * GIB, 2.0).record(file)
-        (engine, task, limit) = self.asked[0]
+        (engine, task, limit), (second, _, same_limit) = self.asked
         assert (engine.io, task.repeats * task.tokens, limit) == ("direct", 80, 5 * GIB)
+        assert (second.io, same_limit) == ("direct", 5 * GIB)
+        budget = self.found.statistics["budget"]
+        assert second.cache_mib == int(budget * SMALL_SHARE) // MIB
         assert len(history.hits(facts, file)) >= 2
         machine = planning.known_machine(replace(facts, missing_bytes=0), planning.Options(), file)
         here = Memory(14 * GIB, 16 * GIB, "")
