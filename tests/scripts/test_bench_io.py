@@ -17,13 +17,18 @@ ROW = "122b-a10b-q2_k"
 # Three times as fast with direct; a run takes a moment, so that there is something to count.
 PROGRAM = """#!/bin/sh
 case "$* " in *"-n 0 "*) kind=prompt ;; *) kind=generation ;; esac
-for run in 1 2 3 4; do echo "llama-bench: benchmark 1/1: $kind run $run/4" >&2; done
-sleep 0.1
 case "$* " in *"-eio direct "*) ns=100000000 ;; *) ns=300000000 ;; esac
+repeats=$(echo "$*" | sed 's/.* -r \\([0-9]*\\) .*/\\1/')
+samples=$ns
+for run in $(seq "$repeats"); do
+    echo "llama-bench: benchmark 1/1: $kind run $run/$repeats" >&2
+    [ "$run" = 1 ] || samples="$samples, $ns"
+done
+sleep 0.1
 echo "expert_stream: budget = 1 MiB in 4 slots, 3 reader threads, direct I/O" >&2
 echo "llama_kv_cache:        CPU KV buffer size =     3.00 MiB" >&2
 echo "expert_stream: statistics: passes=64 budget=1048576 stall_us=640000" >&2
-echo "[{\\"samples_ns\\": [$ns, $ns, $ns, $ns]}]"
+echo "[{\\"samples_ns\\": [$samples]}]"
 """
 
 
