@@ -55,7 +55,7 @@ def bounds(samples: Sequence[Sample], task: Task, limits: Limits) -> list[float 
     """
     return [
         1 / max(1 / compute, own.part.read / own.tokens / limits.bandwidth)
-        if own.rate and compute
+        if own.rate and compute and limits.bandwidth
         else None
         for own, compute in zip(_of(samples, task.name, OWN), limits.compute(task), strict=False)
     ]

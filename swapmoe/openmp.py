@@ -6,7 +6,7 @@ experts (docs/decisions/013-threads-that-wait.md). Other OpenMP libraries ignore
 
 from collections.abc import Mapping
 
-SPIN_COUNT = ("GOMP_SPINCOUNT", "1000")
+SPIN_COUNT = "1000"
 """What libgomp itself takes when there are more threads than cores."""
 _CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -18,4 +18,4 @@ def variables(io: str, env: Mapping[str, str]) -> dict[str, str]:
     """
     if io != "direct" or any(name in env for name in _CHOICES):
         return {}
-    return dict([SPIN_COUNT])
+    return {"GOMP_SPINCOUNT": SPIN_COUNT}

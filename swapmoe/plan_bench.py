@@ -91,7 +91,7 @@ def measure(facts: ModelFacts, bench: Bench, made: plan.Plan, preset: str, ratio
     assert made.speed is not None
     cold = cold_steps(made)
     task = Task(STEP, is_prompt=False, repeats=cold + COUNTED, cold=cold)
-    bench = replace(bench, env=openmp.variables(made.engine, os.environ))
+    bench = replace(bench, env={**bench.env, **openmp.variables(made.engine, os.environ)})
     sample = bench.sample(Engine("auto", "auto"), task, made.usable)
     found = made.speed
     return Result(

@@ -117,6 +117,8 @@ def test_compute_threads_leave_the_readers_a_core(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """In direct mode only, and not against what the user has chosen."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
 
     def command(*options: str) -> list[str]:
         assert main(["run", "-m", str(model), "-p", "hi", "--dry-run", *options]) == 0
